@@ -17,6 +17,7 @@ from tvmconv.errors import CompileError, DeviceError, WorkloadError
 from tvmconv.html import make_html_details, make_html_properties
 from tvmconv.space import Config, Value, format_value
 from tvmconv.verification import Problem, Verification
+from tvmconv.workloads.epilogue import STATS
 from tvmconv.workloads.registry import as_workload
 from tvmconv.workloads.text import quote
 
@@ -311,7 +312,8 @@ class Kernel:
                 or, on CUDA, tensors that support DLPack (PyTorch, CuPy), which are used without a copy.
 
         Returns:
-            The output: a NumPy array, or a tensor of the library that the inputs come from.
+            The output: a NumPy array, or a tensor of the library that the inputs come from. A kernel whose epilogue has
+            `stats` writes them to its last argument.
 
         Raises:
             WorkloadError: An input is not an array of numbers, or its shape differs from the workload's.
@@ -323,9 +325,9 @@ class Kernel:
             raise WorkloadError(f"{self.workload} takes inputs of shapes {expected_shapes}, not {input_shapes}")
         if all(isinstance(x, np.ndarray) for x in inputs):
             array_types = self.lowered_module.arrays[:-1]
-            return self.loaded_kernel.run(
-                [np.ascontiguousarray(x, a.dtype) for x, a in zip(inputs, array_types, strict=True)]
-            )
+            arrays = [np.ascontiguousarray(x, a.dtype) for x, a in zip(inputs, array_types, strict=True)]
+            written = inputs[-1:] if STATS in self.workload.epilogue else ()
+            return self.loaded_kernel.run(arrays, *written)
         return self.loaded_kernel.call_dlpack(inputs)
 
     def verify(self, problem: Problem | None = None, *, full: bool = False) -> Verification:
@@ -340,7 +342,11 @@ class Kernel:
             The relative L2 error, and whether it and each compared output are within the tolerance.
         """
         problem = problem or Problem(self.workload, mode="full" if full else "auto")
-        return problem.check(self(*problem.inputs))
+        if STATS not in self.workload.epilogue:
+            return problem.check(self(*problem.inputs))
+        *inputs, unwritten_stats = problem.inputs
+        stats = unwritten_stats.copy()
+        return problem.check(self(*inputs, stats), stats)
 
     def time(self, problem: Problem | None = None, *, cold: bool = False, seconds: float = 0.5) -> Timing:
         """Time the kernel on its device.

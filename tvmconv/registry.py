@@ -30,6 +30,7 @@ from tvmconv.space import Columns, Config, Knobs, Value, format_value
 from tvmconv.space.search_space import ANY_GPU, ResourceUsage, Space
 from tvmconv.target import BlockLimits, parse_arch_number
 from tvmconv.user_code import BUILT_IN, translate_user_errors
+from tvmconv.workloads.epilogue import STATS
 from tvmconv.workloads.registry import as_workload
 from tvmconv.workloads.text import quote
 
@@ -70,6 +71,7 @@ class Schedule:
         baseline: Whether speed-ups are relative to this schedule.
         min_arch: Lowest NVIDIA architecture that it supports, such as 80 for sm_80; 0 for any.
         exact_arch: The only NVIDIA architecture that it supports, such as 90 for sm_90; 0 for any.
+        computes_stats: Whether it computes the epilogue operation `stats`, where its condition holds.
 
     Examples:
         >>> import tvmconv as tc
@@ -103,6 +105,7 @@ class Schedule:
     baseline: bool = False
     min_arch: int = 0
     exact_arch: int = 0
+    computes_stats: bool = False
 
     def __repr__(self) -> str:
         return f"<Schedule {self.name} of {self.operator}>"
@@ -125,7 +128,12 @@ class Schedule:
         Raises:
             ScheduleFailure: The condition of the schedule raises an exception.
         """
-        return w.operator == self.operator and w.dtype in self.dtypes and self._meets(self.condition, w, default=True)
+        if w.operator != self.operator or w.dtype not in self.dtypes or self._lacks_stats(w):
+            return False
+        return self._meets(self.condition, w, default=True)
+
+    def _lacks_stats(self, w: Workload) -> bool:
+        return STATS in w.epilogue and not self.computes_stats
 
     def is_searched_by_default(self, w: Workload) -> bool:
         """Return whether a search tries the schedule by default.
@@ -386,6 +394,7 @@ def schedule(
     baseline: bool = False,
     min_arch: int = 0,
     exact_arch: int = 0,
+    computes_stats: bool = False,
 ) -> Callable[[Callable], Callable]:
     """Register a function `f(s, w, k)` as a schedule of one or several operators, named after the function.
 
@@ -408,6 +417,7 @@ def schedule(
         baseline: Whether speed-ups are relative to this schedule; an operator has at most one baseline.
         min_arch: Lowest NVIDIA architecture that it supports: 80 for sm_80.
         exact_arch: The only NVIDIA architecture that it supports: 90 for sm_90, which alone has wgmma.
+        computes_stats: Whether it computes the epilogue operation `stats`, where its condition holds.
 
     Returns:
         A decorator that returns the function unchanged.
@@ -449,6 +459,7 @@ def schedule(
                 baseline,
                 min_arch,
                 exact_arch,
+                computes_stats,
             )
         return function
 
@@ -565,6 +576,8 @@ def find_schedule(w: Workload, name: str) -> Schedule:
     if registered and w.dtype not in registered.dtypes:
         dtypes = ", ".join(registered.dtypes)
         raise ScheduleError(f"{name} computes {w.operator} in {dtypes}; this workload has {w.dtype}")
+    if registered and registered._lacks_stats(w):
+        raise ScheduleError(f"{name} does not compute the epilogue operation {STATS}")
     if registered:
         assert registered.condition
         raise ScheduleError(f"{name} computes {w.operator} in {w.dtype}{describe_unmet(registered.condition, w)}")

@@ -22,10 +22,11 @@ from dataclasses import dataclass
 import numpy as np
 
 from tvmconv.arithmetic import ceil_div
-from tvmconv.devices.comparison import OutputComparison, ReferenceOutput
+from tvmconv.devices.comparison import OutputComparison, ReferenceOutput, compare_stats, compute_stats
 from tvmconv.errors import WorkloadError
 from tvmconv.workloads import Conv, Workload
 from tvmconv.workloads.dtypes import get_numpy_dtype
+from tvmconv.workloads.epilogue import STATS
 from tvmconv.workloads.pixel_sample import MAX_CELL, MIN_CELL, choose_cell
 
 FULL_FLOPS = 20e9  # FLOP up to which every output is computed in float64
@@ -181,20 +182,29 @@ class Problem:
         points = None
         if self._cell and isinstance(self.workload, Conv):
             points = self.workload.sample_outputs(self._cell, self.seed, *self.inputs)
-        return ReferenceOutput(None if self.is_sampled else self.reference, points)
+        stats = _returns_stats(self.workload), self.workload.tolerance
+        return ReferenceOutput(None if self.is_sampled else self.reference, points, *stats)
 
-    def check(self, output: np.ndarray) -> Verification:
+    def check(self, output: np.ndarray, stats: np.ndarray | None = None) -> Verification:
         """Compare an output with the reference.
 
         Args:
             output: Array of the workload's output shape and dtype, in memory order.
+            stats: Statistics of the output's channels that the kernel returned; they are compared with those of the
+                output. None to compare the output alone.
 
         Returns:
             The relative L2 error, and whether the output is within the tolerance.
         """
         comparison, num_sampled = self.expected_output.compare(output), self.expected_output.num_sampled
-        tolerance = self.workload.tolerance
-        return Verification(comparison.relative_error, tolerance, comparison.max_error_ratio, num_sampled)
+        tolerance, worst = self.workload.tolerance, comparison.max_error_ratio
+        if stats is not None:
+            worst = float(np.maximum(worst, compare_stats(stats, compute_stats(output), tolerance)))
+        return Verification(comparison.relative_error, tolerance, worst, num_sampled)
+
+
+def _returns_stats(workload: Workload) -> bool:
+    return STATS in workload.epilogue
 
 
 def _count_elements(shape: tuple[int, ...]) -> int:

@@ -4,7 +4,9 @@ from . import default, tiling, columns, vthread, conflict_free  # noqa: F401, I0
 from .backward import default as gradient_default, tiling as gradient_tiling  # noqa: F401
 from .tensor_cores import tensor_core, stem  # noqa: F401
 from . import nhwc_direct, nchw_direct  # noqa: F401  (searched first where they apply, as `stem` is)
-from .tensor_cores import hopper, mma_sync  # noqa: F401
+from .tensor_cores import hopper  # noqa: F401
+from .tensor_cores.grouped import fprop as grouped_mma_sync  # noqa: F401  (before `mma_sync`, which is slower there)
+from .tensor_cores import mma_sync  # noqa: F401
 from .tensor_cores.grouped import dgrad as grouped_dgrad_mma_sync, wgrad as grouped_wgrad_mma_sync  # noqa: F401
 from .tensor_cores.mma_sync import dgrad as mma_sync_dgrad, halo_wgrad, wgrad as mma_sync_wgrad  # noqa: F401
 from .nhwc_direct import depthwise_dgrad, depthwise_wgrad, grouped_dgrad, grouped_wgrad  # noqa: F401

@@ -15,11 +15,13 @@ import tvmconv as tc
 import tvmconv.torch
 from tvmconv.deadline import Deadline
 from tvmconv.errors import FallbackWarning, TuningError
+from tvmconv.logs.candidates import Candidate
 from tvmconv.logs.log import Log
 from tvmconv.measure.pipeline import MeasureCandidate
 from tvmconv.registry import find_schedule
 from tvmconv.search.progress import SearchProgress
 from tvmconv.search.search import TuneResult
+from tvmconv.target import H200
 from tvmconv.torch import kernels, timing
 from tvmconv.torch.optimize import optimize_within
 from tvmconv.torch.report import PYTORCH_NAME
@@ -180,3 +182,15 @@ def test_calls_that_were_disturbed_do_not_count():
     slow = itertools.cycle([True, False, False])
     seconds = timing.time_wall_clock(lambda: time.sleep(0.01 if next(slow) else 0.0005), lambda: None)
     assert seconds < 0.003
+
+
+@pytest.mark.parametrize(("seconds", "is_measured"), [(40e-6, True), (15e-3, False)])
+def test_a_record_of_a_search_that_was_cut_off_does_not_exclude_predictions(seconds, is_measured):
+    """The search of 15 ms has found one of the naive kernels before its time was up."""
+    w = tc.parse("conv2d:64x64x56x56,256x64x1x1,s1,p0,f16,nhwc")
+    record = SimpleNamespace(cost=seconds)
+    index = SimpleNamespace(iterate_by_device_match=lambda *_: iter([(kernels.DeviceMatch.DEVICE, record)]))
+    provider = kernels.KernelProvider(SimpleNamespace(target=H200), torch.device("cpu"), None, print)
+    tuned, *predicted = [Candidate(None, {"number": i}, kernels.TUNED if i == 0 else "predicted") for i in range(9)]
+    candidates = provider._next_candidates(w, iter([tuned, *predicted]), index)
+    assert candidates == ([tuned] if is_measured else [tuned, *predicted[: kernels.MAX_CANDIDATES - 1]])

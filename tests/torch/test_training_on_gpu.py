@@ -12,6 +12,7 @@ from training import by_operators, differ, draw_module, in_double, lay_out, run_
 
 import tvmconv.torch
 from tvmconv.torch.backend import backend
+from tvmconv.torch.conv_call import FORWARD_STATS
 from tvmconv.torch.kernel_table import table
 from tvmconv.torch.trainable import make_trainable
 
@@ -147,6 +148,27 @@ def test_curves_of_losses_are_those_of_pytorch(dtype):
     assert wanted[-1] < wanted[0] / 3  # the network learns
     means = [sum(losses[-30:]) / 30 for losses in (found, wanted)]
     assert means[0] == pytest.approx(means[1], rel=1e-2, abs=5e-3)
+
+
+def test_kernels_with_statistics_train_batch_norms_as_pytorch_does():
+    """The kernels of all convolutions before batch normalizations return statistics, whatever the times are."""
+    data = make_data(1)
+    x = data[0][0]
+    model = make_network()
+    ours = optimize(copy.deepcopy(model), x, choose="tuned")
+    report = tvmconv.torch.get_training_report(ours)
+    products = [line for line in report.lines if line.product == FORWARD_STATS]
+    assert sum(line.implementation != "PyTorch" for line in products) >= 2, str(report)
+    wanted = run_with_gradients(in_double(model), x.double())
+    with torch.autocast("cuda", torch.float16):
+        found = run_with_gradients(ours, x)
+        run_with_gradients(model, x)
+    assert differ(found, wanted, FLOOR) < 0.1
+    for (name, one), other in zip(ours.named_buffers(), model.buffers(), strict=True):
+        assert torch.allclose(one, other, rtol=2e-3, atol=1e-3), name
+    with torch.autocast("cuda", torch.float16):
+        compiled = run_with_gradients(ours, x, torch.compile(ours, fullgraph=True))
+    assert differ(compiled, wanted, FLOOR) < 0.1
 
 
 def test_a_whole_step_is_captured_in_a_graph():

@@ -65,11 +65,16 @@ def where_positive(y: Any, otherwise: Any) -> Any:
 
 
 def apply_op(name: str, y: Any, argument: Any) -> Any:
-    """Apply an operation of an epilogue to sums (N, C, space); `argument` is a residual, or numbers (C)."""
+    """Apply an operation of an epilogue to sums (N, C, space); `argument` is a residual, or numbers (C) or (2, C)."""
+    import torch
+
     if name == "add":
         return y + argument
     if name == "drelu":
         return y * (argument > 0)
+    if name == "stats":
+        argument[1], argument[0] = torch.var_mean(y.float(), [0, *range(2, y.dim())], correction=0)
+        return y
     if name in ("bias", "prelu"):
         per_channel = argument.view(-1, *(1,) * (y.dim() - 2))
         return y + per_channel if name == "bias" else where_positive(y, y * per_channel)

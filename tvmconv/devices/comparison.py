@@ -44,6 +44,9 @@ class ReferenceOutput:
     full_output: NDArray[np.float64] | None = None  # all outputs in float64; None if only a sample is compared
     # Sampled outputs with their largest allowed errors; None if only the full output is compared.
     sample: OutputSample | None = None
+    # Whether the kernel also returns mean and variance of each channel of the output, which is channels last.
+    returns_stats: bool = False
+    stats_tolerance: float = 0.0  # largest error of a statistic, see `compare_stats`
 
     @property
     def l2_norm(self) -> float:
@@ -69,6 +72,23 @@ class ReferenceOutput:
         else:
             error = float(np.linalg.norm(difference)) / self.l2_norm + _find_nonfinite(output)
         return OutputComparison(error, max_error_ratio)
+
+
+def compute_stats(output: NDArray[Any]) -> NDArray[np.float64]:
+    """Return mean and biased variance of each channel of an output that is channels last, of shape (2, channels)."""
+    columns = output.reshape(-1, output.shape[-1]).astype(np.float64)
+    return np.stack([columns.mean(0), columns.var(0)])
+
+
+def compare_stats(stats: NDArray[Any], expected: NDArray[np.float64], tolerance: float) -> float:
+    """Return the largest error of statistics of channels relative to the allowed one; NaN if one is NaN.
+
+    The allowed errors are the tolerance times the root mean square of a channel for its mean, and times twice the mean
+    square for its variance.
+    """
+    square = expected[0] ** 2 + expected[1]
+    allowed = tolerance * np.stack([np.sqrt(square), 2 * square]) + np.finfo(np.float32).tiny
+    return float(np.max(np.abs(stats - expected) / allowed))
 
 
 def make_reference(reference: ReferenceOutput | NDArray[np.float64]) -> ReferenceOutput:

@@ -148,10 +148,11 @@ class LoadedKernel(ABC):
     executable: Executable
 
     @abstractmethod
-    def run(self, inputs: Sequence[NDArray[Any]]) -> NDArray[Any]:
+    def run(self, inputs: Sequence[NDArray[Any]], written: NDArray[Any] | None = None) -> NDArray[Any]:
         """Run once with output and workspace filled with NaN, so that unwritten elements are detected.
 
         `inputs`: arrays for all `arrays` of the executable except the last, which is the output.
+        `written`: array that receives the last input as it is after the run, if the kernel writes to it.
         """
 
     def call_dlpack(self, inputs: Sequence[Any]) -> Any:

@@ -178,7 +178,7 @@ class OpenclLoadedKernel(LoadedKernel):
                 raise CompileError(f"{device.text} rejects the kernel: {_find_first_error(str(error))}") from error
         self._kernels = [cl.Kernel(built_programs[kernel.code], kernel.name) for kernel in executable.kernels]
 
-    def run(self, inputs: Sequence[NDArray[Any]]) -> NDArray[Any]:
+    def run(self, inputs: Sequence[NDArray[Any]], written: NDArray[Any] | None = None) -> NDArray[Any]:
         """Run once; see `LoadedKernel.run`."""
         check_inputs(self.executable, inputs)
         output = nan_filled(self.executable.output)

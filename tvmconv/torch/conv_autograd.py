@@ -15,11 +15,15 @@ from tvmconv.torch.conv_call import ConvCall
 from tvmconv.torch.conv_operators import (
     convolution,
     convolution_dgrad,
+    convolution_stats,
     convolution_wgrad,
     run_dgrad,
     run_forward,
+    run_forward_with_stats,
     run_wgrad,
 )
+from tvmconv.torch.kernel_table import TableEntry
+from tvmconv.torch.normalization import attach_stats
 
 # Return whether a transform of `torch.func` is active. PyTorch's own autograd functions ask this, too.
 is_transformed: Callable[[], bool] = getattr(torch._C, "_are_functorch_transforms_active", lambda: False)
@@ -46,7 +50,8 @@ class ConvFunction(torch.autograd.Function):
     def backward(ctx: Any, dy: torch.Tensor) -> tuple[Any, ...]:
         """Compute the needed gradients."""
         call, (x, weight) = ctx.call, ctx.saved_tensors
-        needs_x, needs_weight, needs_bias = ctx.needs_input_grad[:3]
+        needs_x, needs_weight = ctx.needs_input_grad[:2]
+        needs_bias = ctx.bias_dtype is not None and ctx.needs_input_grad[2]
         dx = dk = None
         if torch.is_grad_enabled():  # gradients of the gradients may be needed
             options = list_options(call)
@@ -57,6 +62,27 @@ class ConvFunction(torch.autograd.Function):
             dk = run_wgrad(call, dy, x) if needs_weight else None
         bias_gradient = dy.sum([0, *range(2, dy.dim())], dtype=ctx.bias_dtype) if needs_bias else None
         return dx, dk, bias_gradient, None
+
+
+class ConvStatsFunction(torch.autograd.Function):
+    """A convolution by a kernel that also returns the statistics of its output, which have no gradients."""
+
+    @staticmethod
+    def forward(
+        ctx: Any, x: torch.Tensor, weight: torch.Tensor, call: ConvCall, entry: TableEntry
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Compute the output and its statistics, and keep what the needed gradients read."""
+        needs_x, needs_weight = ctx.needs_input_grad[:2]
+        ctx.save_for_backward(x if needs_weight else None, weight if needs_x else None)
+        ctx.call, ctx.bias_dtype = call, None
+        y, stats = run_forward_with_stats(call, entry, x, weight)
+        ctx.mark_non_differentiable(stats)
+        return y, stats
+
+    @staticmethod
+    def backward(ctx: Any, dy: torch.Tensor, _: Any) -> tuple[Any, ...]:
+        """Compute the needed gradients."""
+        return *ConvFunction.backward(ctx, dy)[:2], None, None
 
 
 def list_options(call: ConvCall) -> tuple[Any, ...]:
@@ -72,9 +98,23 @@ def run_operator(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | Non
     return convolution(x.to(call.dtype), weight.to(call.dtype), bias, *list_options(call))
 
 
+def run_operator_with_stats(x: torch.Tensor, weight: torch.Tensor, call: ConvCall) -> tuple[torch.Tensor, torch.Tensor]:
+    """Compute a call and the statistics of its output by the operator of `torch.library`."""
+    y, stats = convolution_stats(x.to(call.dtype), weight.to(call.dtype), *list_options(call))
+    return y, stats
+
+
 def run_call(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, call: ConvCall) -> torch.Tensor:
     """Compute a call outside of compiled graphs, in its dtype and with gradients."""
     x, weight = x.to(call.dtype), weight.to(call.dtype)
     if torch.is_grad_enabled():
         return ConvFunction.apply(x, weight, bias, call)
     return run_forward(call, x, weight, bias)
+
+
+def run_call_with_stats(x: torch.Tensor, weight: torch.Tensor, call: ConvCall, entry: TableEntry) -> torch.Tensor:
+    """Compute a call by a kernel that returns statistics, which are attached to the output."""
+    x, weight = x.to(call.dtype), weight.to(call.dtype)
+    if torch.is_grad_enabled():
+        return attach_stats(*ConvStatsFunction.apply(x, weight, call, entry))
+    return attach_stats(*run_forward_with_stats(call, entry, x, weight))

@@ -14,10 +14,13 @@ import torch
 from tvmconv.models.model_graph import make_convolution
 from tvmconv.torch.signature import compute_strides
 from tvmconv.workloads.conv_operator import ConvOperator
+from tvmconv.workloads.epilogue import STATS
 from tvmconv.workloads.layout import CHANNELS_FIRST, CHANNELS_LAST
 from tvmconv.workloads.training import input_gradient, weight_gradient
 
 FORWARD, FORWARD_BIAS, DGRAD, WGRAD = "forward", "forward with bias", "dgrad", "wgrad"
+FORWARD_STATS = "forward with statistics"  # without a bias; also returns the statistics of the output's channels
+STATS_IN_GRAPHS = "forward with statistics, in compiled graphs"  # the same product, decided by other times
 KERNEL_DTYPES = {torch.float32: "float32", torch.float16: "float16", torch.bfloat16: "bfloat16"}
 TF32_NAME = "tf32"
 
@@ -94,6 +97,8 @@ def make_workload(product: str, call: ConvCall) -> ConvOperator:
     )
     if call.channels_last:
         workload = workload.to_channels_last()
+    if product == FORWARD_STATS:
+        return type(workload)(**{**vars(workload), "epilogue": (STATS,)})
     if product == DGRAD:
         return input_gradient(workload)
     return weight_gradient(workload) if product == WGRAD else workload

@@ -28,6 +28,8 @@ from tvmconv.torch.conv_call import (
     DGRAD,
     FORWARD,
     FORWARD_BIAS,
+    FORWARD_STATS,
+    STATS_IN_GRAPHS,
     WGRAD,
     ConvCall,
     compute_output_shape,
@@ -42,6 +44,7 @@ OPTIONS = (
 )
 SCHEMAS = (
     f"convolution(Tensor x, Tensor weight, Tensor? bias, {OPTIONS}) -> Tensor",
+    f"convolution_stats(Tensor x, Tensor weight, {OPTIONS}) -> (Tensor, Tensor)",
     f"convolution_dgrad(Tensor dy, Tensor weight, SymInt[] x_size, {OPTIONS}) -> Tensor",
     f"convolution_wgrad(Tensor dy, Tensor x, SymInt[] weight_size, {OPTIONS}) -> Tensor",
 )
@@ -52,6 +55,7 @@ for _schema in SCHEMAS:
     _library.define(_schema, tags=(torch.Tag.needs_fixed_stride_order, torch.Tag.pt2_compliant_tag))
 
 convolution = torch.ops.tvmconv.convolution.default
+convolution_stats = torch.ops.tvmconv.convolution_stats.default
 convolution_dgrad = torch.ops.tvmconv.convolution_dgrad.default
 convolution_wgrad = torch.ops.tvmconv.convolution_wgrad.default
 
@@ -155,6 +159,38 @@ def run_forward(call: ConvCall, x: torch.Tensor, weight: torch.Tensor, bias: tor
     return run_entry(FORWARD, call, entry, x, weight, bias)
 
 
+def run_forward_with_stats(
+    call: ConvCall, entry: TableEntry, x: torch.Tensor, weight: torch.Tensor
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Compute a convolution by a kernel that also returns mean and variance of each output channel (2, channels)."""
+    stats = torch.empty(2, call.weight_shape[0], dtype=torch.float32, device=x.device)
+    return entry.run(FORWARD_STATS, x, weight, None, stats), stats
+
+
+def run_stats(call: ConvCall, x: torch.Tensor, weight: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """Compute a convolution and the statistics of its output by the kernel for compiled graphs, or by PyTorch."""
+    entry = table.find(STATS_IN_GRAPHS, call)
+    if entry is not None:
+        return run_forward_with_stats(call, entry, x, weight)
+    y = run_forward(call, x, weight, None)
+    variance, mean = torch.var_mean(y.float(), [0, *range(2, y.dim())], correction=0)
+    return y, torch.stack([mean, variance])
+
+
+def run_with_stats(
+    product: str,
+    call: ConvCall,
+    entry: TableEntry,
+    first: torch.Tensor,
+    second: torch.Tensor,
+    bias: torch.Tensor | None = None,
+) -> tuple[torch.Tensor, torch.Tensor | None]:
+    """Compute a product as `run_entry` does, and return statistics of the output, if it is a product with them."""
+    if product == FORWARD_STATS:
+        return run_forward_with_stats(call, entry, first, second)
+    return run_entry(product, call, entry, first, second, bias), None
+
+
 def run_dgrad(call: ConvCall, dy: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
     """Compute the gradient of a convolution's input by the kernel in the table, or by PyTorch."""
     entry = table.find(DGRAD, call)
@@ -192,6 +228,10 @@ def _run_convolution(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor |
     return run_forward(make_call(x.shape, weight.shape, x.dtype, x.device, *options), x, weight, bias)
 
 
+def _run_stats(x: torch.Tensor, weight: torch.Tensor, *options: Any) -> tuple[torch.Tensor, torch.Tensor]:
+    return run_stats(make_call(x.shape, weight.shape, x.dtype, x.device, *options), x, weight)
+
+
 def _run_dgrad(dy: torch.Tensor, weight: torch.Tensor, x_size: Sequence[int], *options: Any) -> torch.Tensor:
     return run_dgrad(make_call(x_size, weight.shape, dy.dtype, dy.device, *options), dy, weight)
 
@@ -204,6 +244,11 @@ def _make_fake_output(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor 
     stride, padding, dilation, groups, transposed, output_padding, channels_last = options
     shape = compute_output_shape(x.shape, weight.shape, stride, padding, dilation, groups, transposed, output_padding)
     return x.new_empty_strided(shape, compute_output_strides(shape, channels_last))
+
+
+def _make_fake_stats(x: torch.Tensor, weight: torch.Tensor, *options: Any) -> tuple[torch.Tensor, torch.Tensor]:
+    y = _make_fake_output(x, weight, None, *options)
+    return y, x.new_empty(2, y.shape[1], dtype=torch.float32)
 
 
 def _make_fake_gradient(dy: torch.Tensor, operand: torch.Tensor, size: Sequence[int], *options: Any) -> torch.Tensor:
@@ -225,6 +270,20 @@ def _differentiate_convolution(ctx: Any, dy: torch.Tensor) -> tuple[Any, ...]:
     dk = convolution_wgrad(dy, x, ctx.weight_size, *ctx.options) if needs_weight else None
     bias_gradient = dy.sum([0, *range(2, dy.dim())], dtype=ctx.bias_dtype) if needs_bias else None
     return dx, dk, bias_gradient, *(None,) * NUM_OPTIONS
+
+
+def _set_up_stats(ctx: Any, inputs: Sequence[Any], output: Any) -> None:
+    x, weight, *options = inputs
+    _set_up_convolution(ctx, (x, weight, None, *options), output)
+
+
+def _differentiate_stats(ctx: Any, dy: torch.Tensor, _: Any) -> tuple[Any, ...]:
+    """Compute the gradients; a batch normalization's own gradient has the derivatives of the statistics."""
+    x, weight = ctx.saved_tensors
+    needs_x, needs_weight = ctx.needs_input_grad[:2]
+    dx = convolution_dgrad(dy, weight, ctx.x_size, *ctx.options) if needs_x else None
+    dk = convolution_wgrad(dy, x, ctx.weight_size, *ctx.options) if needs_weight else None
+    return dx, dk, *(None,) * NUM_OPTIONS
 
 
 def _set_up_gradient(ctx: Any, inputs: Sequence[Any], output: torch.Tensor) -> None:
@@ -276,6 +335,11 @@ def _map_wgrad(info: Any, in_dims: Sequence[Any], *arguments: Any) -> tuple[torc
     return _map_by_loop(convolution_wgrad, info.batch_size, in_dims, arguments)
 
 
+def _map_stats(info: Any, in_dims: Sequence[Any], *arguments: Any) -> Any:
+    """Refuse a batch of convolutions with statistics, which `convolve` never asks for."""
+    raise NotImplementedError("tvmconv::convolution_stats has no batching rule")
+
+
 def _map_by_loop(
     function: Any, batch_size: int, in_dims: Sequence[Any], arguments: Sequence[Any]
 ) -> tuple[torch.Tensor, int]:
@@ -300,6 +364,7 @@ for _name, _run, _make_fake, _differentiate, _set_up, _map in (
         _set_up_convolution,
         _map_convolution,
     ),
+    ("convolution_stats", _run_stats, _make_fake_stats, _differentiate_stats, _set_up_stats, _map_stats),
     ("convolution_dgrad", _run_dgrad, _make_fake_gradient, _differentiate_dgrad, _set_up_gradient, _map_dgrad),
     ("convolution_wgrad", _run_wgrad, _make_fake_gradient, _differentiate_wgrad, _set_up_gradient, _map_wgrad),
 ):

@@ -22,8 +22,14 @@ from torch.autograd import forward_ad
 from torch.nn import functional
 
 from tvmconv.errors import Error
-from tvmconv.torch.conv_autograd import is_transformed, run_call, run_operator
-from tvmconv.torch.conv_call import KERNEL_DTYPES, ConvCall
+from tvmconv.torch.conv_autograd import (
+    is_transformed,
+    run_call,
+    run_call_with_stats,
+    run_operator,
+    run_operator_with_stats,
+)
+from tvmconv.torch.conv_call import FORWARD_STATS, KERNEL_DTYPES, ConvCall
 from tvmconv.torch.conv_operators import make_call
 from tvmconv.torch.kernel_table import RecordedCall, table
 from tvmconv.torch.layer import is_tf32_allowed
@@ -279,12 +285,14 @@ def convolve(
     *,
     path: str = "",
     uses_operator: bool | None = None,
+    wants_stats: bool = False,
 ) -> torch.Tensor:
     """Compute a convolution by tvmconv's operators, or by PyTorch's function.
 
     With `output_padding`, the convolution is transposed. The path is that of a module, for recordings.
     `uses_operator` is None for the decision by the kernel table at each call. A compiled graph then has the operator
-    for tensors on a GPU, because its calls have to look up the table. False stands for PyTorch's function.
+    for tensors on a GPU, because its calls have to look up the table. False stands for PyTorch's function. With
+    `wants_stats`, a kernel that returns the statistics of the output attaches them, for the normalization that follows.
     """
     if torch.compiler.is_dynamo_compiling():
         if uses_operator or (uses_operator is None and x.device.type == "cuda"):
@@ -297,10 +305,29 @@ def convolve(
             if table.recorded is not None:
                 table.recorded.append(_record(path, x, weight, bias, call))
             if call in table.calls and uses_operator is not False and not is_transformed():
+                entry = table.find(FORWARD_STATS, call) if wants_stats and bias is None else None
+                if entry is not None:
+                    return run_call_with_stats(x, weight, call, entry)
                 return run_call(x, weight, bias, call)
     if output_padding is None:
         return function(x, weight, bias, stride, padding, dilation, groups)
     return function(x, weight, bias, stride, padding, output_padding, groups, dilation)
+
+
+def convolve_with_stats(
+    x: torch.Tensor,
+    weight: torch.Tensor,
+    stride: IntOrSizes,
+    padding: IntOrSizes | str,
+    dilation: IntOrSizes,
+    groups: int,
+) -> tuple[torch.Tensor, torch.Tensor] | None:
+    """Compute a convolution and the statistics of its output by the operator, while a graph is compiled.
+
+    The convolution has no bias. None if PyTorch computes it.
+    """
+    call = _make_call(x, weight, None, stride, padding, dilation, groups, None)
+    return None if call is None else run_operator_with_stats(x, weight, call)
 
 
 def convolve_by_operator(

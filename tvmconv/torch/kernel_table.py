@@ -37,8 +37,17 @@ class TableEntry:
     config_source: str
     compensation: float = 1.0
 
-    def run(self, product: str, first: torch.Tensor, second: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
+    def run(
+        self,
+        product: str,
+        first: torch.Tensor,
+        second: torch.Tensor,
+        bias: torch.Tensor | None,
+        stats: torch.Tensor | None = None,
+    ) -> torch.Tensor:
         """Compute a product from its operands in the order of the workload; the bias is in float32.
+
+        A product with statistics writes mean and variance of the output's channels to `stats`, of shape (2, channels).
 
         The weight is read anew in each call. The factor is applied to the weight, or to the gradient of the weight,
         which are small.
@@ -47,7 +56,7 @@ class TableEntry:
         first, second = signature.to_input_layout(first), signature.to_input_layout(second)
         if self.compensation != 1 and product != WGRAD:
             second = second * self.compensation
-        result = self.launcher(first, second, bias, None)
+        result = self.launcher(first, second, bias, None, **({} if stats is None else {"stats": stats}))
         if self.compensation != 1 and product == WGRAD:
             result.mul_(self.compensation)
         return result
@@ -65,6 +74,7 @@ class RecordedCall:
         needs_wgrad: Whether the gradient of the weight is needed.
         x_stride: Strides of the input in elements.
         weight_stride: Strides of the weight in elements.
+        is_normalized: Whether a batch normalization in training mode reads the output.
     """
 
     path: str
@@ -74,6 +84,7 @@ class RecordedCall:
     needs_wgrad: bool
     x_stride: tuple[int, ...]
     weight_stride: tuple[int, ...]
+    is_normalized: bool = False
 
 
 class KernelTable:

@@ -7,7 +7,7 @@ import hashlib
 import json
 import math
 import os
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
@@ -43,6 +43,8 @@ BUILD_SECONDS = 1.0  # approximate time of one build
 NUM_RESERVED_BUILDS = 2  # builds of each workload for which time is reserved
 BUILDER_HANDOVER_SECONDS = 1.0  # time until builders have finished the work of a search
 MAX_CANDIDATES = 4  # kernels to compare for a workload without a measurement on this device
+# A record that takes longer than these multiples of the roofline's time and seconds is of a search that was cut off.
+MAX_ROOFLINE_RATIO, ROOFLINE_MARGIN_SECONDS = 10.0, 20e-6
 
 
 @dataclass
@@ -101,18 +103,23 @@ class KernelProvider:
         self._record_index: RecordIndex | None = None  # of the log and the packaged logs, once they were read
         self._built_programs: dict[str, Executable] = {}  # results of searches by `_config_key`
 
-    def find_kernels(self, counts: Mapping[str, float], deadline: Deadline | None) -> None:
+    def find_kernels(
+        self, counts: Mapping[str, float], deadline: Deadline | None, derived: Collection[str] = ()
+    ) -> None:
         """Build kernels for each workload: the fastest one measured on this device, or several promising ones.
 
         `counts` are the numbers of layers by workload text, or weights that replace them. The deadline is that of the
         search for workloads that the log does not cover, and of all builds; the most expensive workloads come first.
         One kernel per workload may still be built until its cut-off. Without a deadline there is no search and no
-        limit. Raises Error if the log cannot be read or written, or does not exist and there is no search.
+        limit. The workloads `derived` are not searched: they take configs of the same workloads with other epilogues,
+        whose searches come before. Raises Error if the log cannot be read or written, or does not exist and there is no
+        search.
         """
         workloads = {parse(text): count for text, count in counts.items()}
         with keep_workers_alive():
             if deadline is not None:
-                self._search_workloads(workloads, deadline)
+                searched = {workload: count for workload, count in workloads.items() if workload.text not in derived}
+                self._search_workloads(searched, deadline)
                 self._record_index = None  # the search has appended records
             record_index = self.read_record_index(deadline)
             self._build_candidates(sort_by_cost(workloads, self.device), record_index, deadline)
@@ -185,7 +192,7 @@ class KernelProvider:
                 if prediction_deadline.has_passed:
                     self.failure_reasons[workload.text] = NO_TIME_MESSAGE
                 else:
-                    next_candidates = self._next_candidates(workload, candidates)
+                    next_candidates = self._next_candidates(workload, candidates, record_index)
                     batch += [(rank, workload, candidate) for rank, candidate in enumerate(next_candidates)]
             batch.sort(key=lambda entry: entry[0])
             self._build_batch([(workload, candidate) for _, workload, candidate in batch], deadline)
@@ -218,9 +225,15 @@ class KernelProvider:
         self.available.setdefault(workload.text, []).append(kernel)
 
     def _find_measured_record(self, workload: Workload, record_index: RecordIndex) -> Record | None:
-        """Return the fastest record of a workload on this device; None if there is none."""
+        """Return the fastest record of a workload on this device; None if there is none, or only slow ones."""
         device_match, record = next(record_index.iterate_by_device_match(workload, self.device), (None, None))
-        return record if device_match is DeviceMatch.DEVICE else None
+        if record is None or device_match is not DeviceMatch.DEVICE:
+            return None
+        target = self.device.target
+        if target is not None:
+            max_seconds = MAX_ROOFLINE_RATIO * target.roofline_seconds(workload) + ROOFLINE_MARGIN_SECONDS
+            return record if record.cost <= max_seconds else None
+        return record
 
     def _load_cached(self, workload: Workload, record_index: RecordIndex) -> bool:
         """Load the fastest measured kernel from the search's results or the cache; return whether it was there."""
@@ -237,12 +250,16 @@ class KernelProvider:
             self._add_kernel(workload, record.schedule, TUNED, program)
         return program is not None
 
-    def _next_candidates(self, workload: Workload, candidates: Iterator[Candidate]) -> list[Candidate]:
+    def _next_candidates(
+        self, workload: Workload, candidates: Iterator[Candidate], record_index: RecordIndex
+    ) -> list[Candidate]:
         """Return the candidates to build next: the measured one, or a few predicted ones."""
         try:
             first = next(candidates, None)
-            if first is None or first.config_source == TUNED:
-                return [first] if first else []
+            if first is None:
+                return []
+            if first.config_source == TUNED and self._find_measured_record(workload, record_index):
+                return [first]
             others = (candidate for candidate in candidates if candidate.config_source != TUNED)
             return [first, *islice(others, MAX_CANDIDATES - 1)]
         except Error as error:  # no schedule computes it on this device

@@ -20,6 +20,7 @@ from tvmconv.devices.cuda.loaded_kernel import translate_errors
 from tvmconv.errors import DeviceError
 from tvmconv.torch import operator
 from tvmconv.torch.signature import SLOPE_OP, ConvSignature
+from tvmconv.workloads.epilogue import STATS
 from tvmconv.workloads.layout import CHANNELS_LAST
 
 MAX_TENSOR_MAPS = 64  # cached tensor maps per kernel, by the address of their arrays
@@ -104,8 +105,12 @@ class CudaLauncher:
         bias: torch.Tensor | None,
         add: torch.Tensor | None,
         slope: torch.Tensor | None = None,
+        stats: torch.Tensor | None = None,
     ) -> torch.Tensor:
-        """Queue the kernels on tensors in the signature's layouts and return the output."""
+        """Queue the kernels on tensors in the signature's layouts and return the output.
+
+        The kernels write the statistics of the output to `stats`, if their workload has them.
+        """
         output = self._signature.allocate_output(self._torch_device)
         packed = self._pack_weight(weight) if self._packed_workspaces else {}
         # PyTorch frees this memory when the function returns; its next user is queued after these launches.
@@ -114,7 +119,7 @@ class CudaLauncher:
             for workspace_index, nbytes in enumerate(self._workspace_bytes)
         ]
         pointers = [x.data_ptr(), weight.data_ptr()]
-        tensors: dict[str, Any] = {"bias": bias, "add": add, SLOPE_OP: slope}
+        tensors: dict[str, Any] = {"bias": bias, "add": add, SLOPE_OP: slope, STATS: stats}
         pointers += [tensors[name].data_ptr() for name in self._epilogue_order]
         pointers.append(output.data_ptr())
         pointers += [tensor.data_ptr() for tensor in workspaces]

@@ -7,6 +7,7 @@ take most of PyTorch's time are searched and compared first.
 from __future__ import annotations
 
 import functools
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
@@ -16,15 +17,29 @@ from tvmconv.deadline import Deadline
 from tvmconv.errors import Error, WorkloadError
 from tvmconv.measure.workers.pool import keep_workers_alive, prestart_workers
 from tvmconv.target import UNKNOWN_TARGET
-from tvmconv.torch.conv_call import DGRAD, FORWARD, FORWARD_BIAS, WGRAD, ConvCall, compute_output_strides, make_workload
+from tvmconv.torch.conv_call import (
+    DGRAD,
+    FORWARD,
+    FORWARD_BIAS,
+    FORWARD_STATS,
+    STATS_IN_GRAPHS,
+    WGRAD,
+    ConvCall,
+    compute_output_strides,
+    make_workload,
+)
 from tvmconv.torch.conv_operators import (
     compute_dgrad_by_pytorch,
     compute_wgrad_by_pytorch,
     convolve_by_pytorch,
-    run_entry,
+    run_forward,
+    run_forward_with_stats,
+    run_with_stats,
 )
 from tvmconv.torch.kernel_table import RecordedCall, TableEntry, table
 from tvmconv.torch.kernels import AvailableKernel, KernelProvider
+from tvmconv.torch.normalization import NormalizationExample, compute_stats_error
+from tvmconv.torch.report import PYTORCH_NAME
 from tvmconv.torch.rounding import MEAN_TRUNCATION_LOSS
 from tvmconv.torch.selection import (
     NO_TIME_REASON,
@@ -105,7 +120,9 @@ def collect_tasks(calls: Sequence[RecordedCall]) -> list[ProductTask]:
     tasks: dict[tuple[str, ConvCall], ProductTask] = {}
     for recorded in calls:
         forward = FORWARD if recorded.bias_dtype is None else FORWARD_BIAS
-        products = [forward, *([DGRAD] if recorded.needs_dgrad else []), *([WGRAD] if recorded.needs_wgrad else [])]
+        stats = [FORWARD_STATS] if recorded.is_normalized and recorded.bias_dtype is None else []
+        gradients = [DGRAD] * recorded.needs_dgrad + [WGRAD] * recorded.needs_wgrad
+        products = [forward, *stats, *gradients]
         for product in products:
             task = tasks.setdefault((product, recorded.call), ProductTask(product, recorded))
             task.paths.append(recorded.path)
@@ -142,9 +159,14 @@ class ProductSelector:
                 search_deadline = self._deadline and kernels_deadline(
                     len(weights), self._provider.torch_device, self._deadline
                 )
-                self._provider.find_kernels(weights, search_deadline)
+                derived = [task.workload.text for task in supported if task.workload and task.product == FORWARD_STATS]
+                self._provider.find_kernels(weights, search_deadline, derived)
             self._timing_cache.is_awake = False
-            for task in sorted(supported, key=lambda task: -(task.pytorch_seconds or 0.0) * len(task.paths)):
+            # Products with statistics are compared with forward passes, which are selected before them.
+            for task in sorted(
+                supported,
+                key=lambda task: (task.product == FORWARD_STATS, -(task.pytorch_seconds or 0.0) * len(task.paths)),
+            ):
                 self._select_kernel(task)
         finally:
             self._timing_cache.save()
@@ -219,6 +241,11 @@ class ProductSelector:
             self._try_kernel(task, kernel, operands, expected)
         if task.entry is None or task.tvmconv_seconds is None:
             return
+        if task.product == FORWARD_STATS:
+            self._select_for_graphs(task, task.entry, operands)
+            self._time_with_normalization(task, task.entry, operands)
+        if task.entry is None:
+            return
         if self._choose_mode == "fastest" and task.tvmconv_seconds >= task.pytorch_seconds:
             task.entry, task.reason = None, "PyTorch is no slower"
 
@@ -228,7 +255,10 @@ class ProductSelector:
         """Check and time a kernel, and keep it if it is the fastest so far."""
         try:
             entry = make_entry(kernel)
-            error = compute_relative_error(run_entry(task.product, task.call, entry, *operands), expected)
+            result, stats = run_with_stats(task.product, task.call, entry, *operands)
+            error = compute_relative_error(result, expected)
+            if stats is not None:
+                error += compute_stats_error(stats, result)
         except (Error, RuntimeError) as failure:
             task.reason = task.reason or str(failure).splitlines()[0]
             return
@@ -241,13 +271,51 @@ class ProductSelector:
         if task.tvmconv_seconds is None or seconds < task.tvmconv_seconds:
             task.tvmconv_seconds, task.entry, task.reason = seconds, entry, ""
 
+    def _select_for_graphs(self, task: ProductTask, entry: TableEntry, operands: Operands) -> None:
+        """Have compiled graphs use a kernel with statistics if these cost less than a pass over the output.
+
+        A compiler fuses the operations of a normalization, so that the kernels and this pass are all that differs.
+        """
+        call, (x, weight, _) = task.call, operands
+        forward_entry = table.find(FORWARD, call)
+        name = f"{forward_entry.name if forward_entry else PYTORCH_NAME}, without statistics: {task.name}"
+        seconds = self._timing_cache.get_seconds(name, lambda: run_forward(call, x, weight, None))
+        target = self._provider.device.target or UNKNOWN_TARGET
+        seconds += math.prod(call.output_shape) * call.dtype.itemsize / target.bandwidth
+        if self._choose_mode == "tuned" or (task.tvmconv_seconds or math.inf) < seconds:
+            table.install(STATS_IN_GRAPHS, call, entry)
+        else:
+            table.remove(STATS_IN_GRAPHS, call)
+
+    def _time_with_normalization(self, task: ProductTask, entry: TableEntry, operands: Operands) -> None:
+        """Replace a task's seconds by those of the convolution, and both passes of the batch normalization after it.
+
+        The convolution without statistics is computed by the kernel in the table, or by PyTorch.
+        """
+        call, (x, weight, _) = task.call, operands
+
+        def run_by_pytorch() -> object:
+            return normalization.run(run_forward(call, x, weight, None), None)
+
+        def run_with_statistics() -> object:
+            return normalization.run(*run_forward_with_stats(call, entry, x, weight))
+
+        forward_entry = table.find(FORWARD, call)
+        name, suffix = forward_entry.name if forward_entry else PYTORCH_NAME, f", normalized: {task.name}"
+        try:
+            normalization = NormalizationExample.for_output(call)
+            task.pytorch_seconds = self._timing_cache.get_seconds(name + suffix, run_by_pytorch)
+            task.tvmconv_seconds = self._timing_cache.get_seconds(entry.name + suffix, run_with_statistics)
+        except RuntimeError as error:  # for example, no memory
+            task.entry, task.reason = None, str(error).splitlines()[0]
+
     def _compare(self, task: ProductTask, kernel: AvailableKernel, entry: TableEntry, operands: Operands) -> float:
         """Return the seconds of a kernel; if they are close to PyTorch's, both are measured again, in turns."""
         pytorch_name, name = f"PyTorch: {task.name}", f"{kernel.digest}: {task.name}"
         is_new = not self._timing_cache.has_seconds(name)
 
-        def run_kernel() -> torch.Tensor:
-            return run_entry(task.product, task.call, entry, *operands)
+        def run_kernel() -> object:
+            return run_with_stats(task.product, task.call, entry, *operands)
 
         seconds = self._timing_cache.get_seconds(name, run_kernel)
         assert task.pytorch_seconds is not None
@@ -277,12 +345,14 @@ def _is_truncated(signature: ConvSignature, kernel: AvailableKernel, operand_ind
     probe = torch.zeros(shapes[1 - operand_index], device=device)
     step = max(1, probe.numel() // NUM_PROBES)
     probe.view(-1)[step // 2 :: step] = 1
+    stats = {"stats": torch.empty(2, signature.output_shape[1], device=device)} if signature.takes_stats else {}
     bias = torch.zeros(signature.output_shape[1], device=device) if signature.takes_bias else None
 
     def compute_sums(value: float) -> torch.Tensor:
         operands = [probe, torch.full(shapes[operand_index], value, device=device)]
         first, second = operands if operand_index else reversed(operands)
-        return kernel.launcher(signature.to_input_layout(first), signature.to_input_layout(second), bias, None).double()
+        first, second = signature.to_input_layout(first), signature.to_input_layout(second)
+        return kernel.launcher(first, second, bias, None, **stats).double()
 
     sums, larger_sums = compute_sums(0.25), compute_sums(0.25 * (1 + 2.0**-11 + 2.0**-12))
     position = int(sums.flatten().argmax())

@@ -19,6 +19,7 @@ MEMORY_FORMATS = {2: torch.channels_last, 3: torch.channels_last_3d}  # of NHWC,
 ALIGNMENT = 16  # bytes; PyTorch's allocations are aligned, views of them need not be
 SLOPE_OP = "prelu"  # the epilogue operation that reads the operator's argument `slope`
 ARGUMENT_OPS = ("bias", "add", SLOPE_OP)  # epilogue operations whose arguments the operator takes
+STATS_OP = "stats"  # epilogue operation of training, whose statistics the kernel table returns
 KERNEL_NAME_SEPARATOR = "#"  # a kernel's name is its workload's text, this separator, and a digest
 
 
@@ -42,6 +43,7 @@ class ConvSignature:
     takes_bias: bool
     takes_add: bool
     takes_slope: bool  # of `prelu`
+    takes_stats: bool  # whether the kernel returns the statistics of the output's channels
 
     def allocate_output(self, device: torch.device) -> torch.Tensor:
         """Return an uninitialized tensor for the output."""
@@ -118,7 +120,7 @@ def parse_signature(name: str) -> ConvSignature:
     workload = parse(text)
     if not isinstance(workload, ConvOperator):
         raise WorkloadError(f"{text}: expected a convolution, its gradient or a transposed convolution")
-    if others := [op.name for op in workload.argument_ops if op.name not in ARGUMENT_OPS]:
+    if others := [op.name for op in workload.argument_ops if op.name not in (*ARGUMENT_OPS, STATS_OP)]:
         accepted = ", ".join(ARGUMENT_OPS)
         raise WorkloadError(f"{text}: expected {accepted} as the only arguments of its epilogue, not {others[0]}")
     shapes = workload.argument_shapes
@@ -138,4 +140,5 @@ def parse_signature(name: str) -> ConvSignature:
         takes_bias="bias" in workload.epilogue,
         takes_add="add" in workload.epilogue,
         takes_slope=SLOPE_OP in workload.epilogue,
+        takes_stats=STATS_OP in workload.epilogue,
     )

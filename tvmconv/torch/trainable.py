@@ -1,8 +1,9 @@
 """Models for training, whose convolutions run their forward and backward passes on the kernels of the kernel table.
 
 The convolutions of a copy of the model are replaced by modules of the same names, parameters and options. They call
-`tvmconv.torch.functional`. The copy has the parameters and buffers of the model, so that optimizers, checkpoints and
-wrappers for distributed training see what they saw before.
+`tvmconv.torch.functional`. So are batch normalizations, which take the statistics that convolutions return. The copy
+has the parameters and buffers of the model, so that optimizers, checkpoints and wrappers for distributed training see
+what they saw before.
 """
 
 from __future__ import annotations
@@ -15,7 +16,9 @@ from torch import nn
 from torch.nn import functional
 
 from tvmconv.errors import translate_to_model_error
-from tvmconv.torch.functional import convolve
+from tvmconv.torch.functional import convolve, convolve_with_stats
+from tvmconv.torch.kernel_table import table
+from tvmconv.torch.normalization import BATCH_NORM_TYPES, attach_source
 
 ROOT_PATH = "(itself)"  # path of a model that is itself a convolution
 ZEROS = "zeros"  # padding mode that the operators compute
@@ -28,6 +31,9 @@ class TrainableConv1d(nn.Conv1d):
 
     path = ""  # of the module in its model
     uses_kernels = False  # whether a product of its calls has a kernel
+    normalized_by = ""  # path of the batch normalization that reads its output, if there is one
+    returns_stats = False  # whether a kernel returns the statistics of its output
+    output_stats = None  # its output with statistics, in a graph that is being compiled
 
     def _conv_forward(self, input: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
         return _convolve_layer(self, functional.conv1d, input, weight, bias)
@@ -38,6 +44,9 @@ class TrainableConv2d(nn.Conv2d):
 
     path = ""
     uses_kernels = False
+    normalized_by = ""
+    returns_stats = False
+    output_stats = None
 
     def _conv_forward(self, input: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
         return _convolve_layer(self, functional.conv2d, input, weight, bias)
@@ -48,6 +57,9 @@ class TrainableConv3d(nn.Conv3d):
 
     path = ""
     uses_kernels = False
+    normalized_by = ""
+    returns_stats = False
+    output_stats = None
 
     def _conv_forward(self, input: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
         return _convolve_layer(self, functional.conv3d, input, weight, bias)
@@ -104,7 +116,19 @@ def _convolve_layer(
         x = functional.pad(x, layer._reversed_padding_repeated_twice, mode=layer.padding_mode)
         padding = 0
     options = layer.stride, padding, layer.dilation, layer.groups
-    return convolve(function, x, weight, bias, *options, path=layer.path, uses_operator=layer.uses_kernels)
+    wants_stats = layer.training and bool(layer.normalized_by)
+    if torch.compiler.is_dynamo_compiling() and wants_stats and layer.returns_stats and bias is None:
+        results = convolve_with_stats(x, weight, *options)
+        if results is not None:
+            layer.output_stats = results  # the batch normalization takes them, and resets this attribute
+            return results[0]
+    y = convolve(
+        *(function, x, weight, bias, *options),
+        path=layer.path,
+        uses_operator=layer.uses_kernels,
+        wants_stats=wants_stats,
+    )
+    return y if table.recorded is None else attach_source(y, layer)
 
 
 def _transpose_layer(
@@ -129,22 +153,21 @@ def make_trainable(model: nn.Module) -> nn.Module:
         model_copy = copy.deepcopy(model, shared)
     replaced: dict[int, Any] = {}  # by the identity of the module, which may have several names
     for module in model_copy.modules():
-        if type(module) in TRAINABLE_TYPES:
-            replaced[id(module)] = _make_trainable_layer(module)
+        if layer_type := (TRAINABLE_TYPES | BATCH_NORM_TYPES).get(type(module)):
+            replaced[id(module)] = _make_trainable_layer(module, layer_type)
     trainable: nn.Module = replaced.get(id(model_copy), model_copy)
     for module in list(trainable.modules()):
         for name, child in module._modules.items():
             if id(child) in replaced:
                 module._modules[name] = replaced[id(child)]
     for path, layer in trainable.named_modules():
-        if isinstance(layer, tuple(TRAINABLE_TYPES.values())):
+        if isinstance(layer, (*TRAINABLE_TYPES.values(), *BATCH_NORM_TYPES.values())):
             layer.__dict__["path"] = path or ROOT_PATH
     return trainable
 
 
-def _make_trainable_layer(module: nn.Module) -> Any:
-    """Return a trainable convolution with the attributes of a module, hooks included."""
-    layer_type: Any = TRAINABLE_TYPES[type(module)]
+def _make_trainable_layer(module: nn.Module, layer_type: Any) -> Any:
+    """Return a trainable layer with the attributes of a module, hooks included."""
     layer = layer_type.__new__(layer_type)
     layer.__dict__.update(module.__dict__)
     return layer

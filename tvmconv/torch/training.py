@@ -11,9 +11,12 @@ from typing import Any
 import torch
 from torch.utils._pytree import tree_leaves, tree_map_only
 
+from tvmconv import registry
 from tvmconv.deadline import Deadline
-from tvmconv.errors import ModelError, translate_to_model_error
+from tvmconv.devices import Device
+from tvmconv.errors import ModelError, WorkloadError, translate_to_model_error
 from tvmconv.search.options import TuneOptions
+from tvmconv.torch.conv_call import FORWARD_STATS, STATS_IN_GRAPHS, ConvCall, make_workload
 from tvmconv.torch.device_match import find_common_device, find_device_for
 from tvmconv.torch.functional import record_calls
 from tvmconv.torch.kernel_table import RecordedCall, table
@@ -105,6 +108,7 @@ def optimize_training(
         with record_calls() as calls:
             run_step(trainable, arguments, has_backward=False)
         pytorch_seconds = tvmconv_seconds = None
+        calls = _mark_normalized(trainable, calls, provider.device)
         tasks = collect_tasks(calls)
         if tasks:
             started_at = time.monotonic()
@@ -213,12 +217,37 @@ def _time_step(
         raise ModelError(f"a training step does not run on the example: {str(error).splitlines()[0]}") from error
 
 
+def _mark_normalized(model: torch.nn.Module, calls: Sequence[RecordedCall], device: Device) -> list[RecordedCall]:
+    """Return the calls, with a mark on those whose output is normalized and whose statistics a kernel may return."""
+    layers = list_layers(model)
+
+    def is_normalized(recorded: RecordedCall) -> bool:
+        layer = layers.get(recorded.path)
+        return bool(getattr(layer, "normalized_by", "")) and _can_return_stats(recorded.call, device)
+
+    return [replace(recorded, is_normalized=is_normalized(recorded)) for recorded in calls]
+
+
+def _can_return_stats(call: ConvCall, device: Device) -> bool:
+    """Return whether a schedule on the device returns the statistics of a convolution's output."""
+    if device.kind != "cuda" or not call.channels_last or call.transposed:
+        return False
+    try:
+        workload = make_workload(FORWARD_STATS, call)
+    except WorkloadError:
+        return False
+    return any(schedule.can_run_on(device.kind, device.arch) for schedule in registry.schedules(workload))
+
+
 def _enable_kernels(model: torch.nn.Module, calls: Sequence[RecordedCall]) -> bool:
     """Let the layers with kernels use them, and return whether there are any."""
     layers = list_layers(model)
     paths_with_kernels = {recorded.path for recorded in calls if recorded.call in table.calls}
+    paths_with_stats = {recorded.path for recorded in calls if table.find(STATS_IN_GRAPHS, recorded.call)}
     for path, layer in layers.items():
         layer.uses_kernels = path in paths_with_kernels
+        if hasattr(layer, "returns_stats"):
+            layer.returns_stats = path in paths_with_stats and bool(layer.normalized_by)
     return bool(paths_with_kernels)
 
 

@@ -41,6 +41,8 @@ class Conv(ConvOperator):
         y = conv_reference.convolve(x, k, self.stride, self.padding, self.dilation, self.groups)
         arguments = {}
         for operation, array in zip(self.argument_ops, inputs[2:], strict=True):
+            if not operation.reads_argument:
+                continue
             widened = array.astype(np.float64)
             arguments[operation.name] = (
                 widened.reshape(-1, *(1,) * self.spatial_ndim)
@@ -48,6 +50,25 @@ class Conv(ConvOperator):
                 else layout.move_channels_second(self.output_layout, widened)
             )
         return layout.to_storage_layout(self.output_layout, epilogue.apply_to_array(self.epilogue, y, arguments))
+
+    def compute_stats(self, y: NDArray[Any]) -> NDArray[np.float64]:
+        """Compute what the operation `stats` returns, from the whole output.
+
+        Args:
+            y: The output in memory order, of any dtype of numbers.
+
+        Returns:
+            The mean and the biased variance of each output channel in float64, of shape (2, O).
+
+        Examples:
+            >>> import numpy as np, tvmconv as tc
+            >>> w = tc.parse("conv2d:2x4x8x8,6x4x3x3,s1,p1,f16,nhwc,stats")
+            >>> w.compute_stats(np.ones((2, 8, 8, 6))).tolist()
+            [[1.0, 1.0, 1.0, 1.0, 1.0, 1.0], [0.0, 0.0, 0.0, 0.0, 0.0, 0.0]]
+        """
+        channels_second = layout.move_channels_second(self.output_layout, np.asarray(y, np.float64))
+        axes = (0, *range(2, channels_second.ndim))
+        return np.stack([channels_second.mean(axes), channels_second.var(axes)])
 
     def sample_outputs(self, cell: int, seed: int, *inputs: NDArray[Any]) -> OutputSample:
         """Compute the outputs of a random sample of pixels in float64, with the error that rounding allows for each.
@@ -97,6 +118,7 @@ class Conv(ConvOperator):
                 array if operation.argument_kind == "channel" else array.ravel()[positions]
             )
             for operation, array in zip(self.argument_ops, inputs[2:], strict=True)
+            if operation.reads_argument
         }
         values = epilogue.apply_to_array(self.epilogue, sums, epilogue_arguments)
         error = SIGMA_FACTOR * self.tolerance * scales

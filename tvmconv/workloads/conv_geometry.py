@@ -70,6 +70,8 @@ class ConvGeometry(Workload):
         dtypes.validate_dtype(self.dtype)
         layout.validate_layout(self.layout, self.LAYOUTS)
         object.__setattr__(self, "epilogue", epilogue.validate_epilogue(self.epilogue))
+        if self.returns_stats and self.output_layout != layout.CHANNELS_LAST:
+            raise WorkloadError(f"epilogue={epilogue.STATS!r} needs channels last, not layout {self.layout!r}")
         if self.C % self.groups or self.O % self.groups:
             raise WorkloadError(
                 f"groups={self.groups} must divide both the {self.C} input and the {self.O} output channels"
@@ -196,8 +198,13 @@ class ConvGeometry(Workload):
 
     @property
     def argument_ops(self) -> list[EpilogueOp]:
-        """Operations of the epilogue that read an argument."""
+        """Operations of the epilogue that have an argument."""
         return [op for op in epilogue.get_ops(self.epilogue) if op.argument_kind]
+
+    @property
+    def returns_stats(self) -> bool:
+        """Whether the epilogue returns the statistics of the output's channels; they are the last argument before Y."""
+        return epilogue.STATS in self.epilogue
 
     @property
     def argument_names(self) -> tuple[str, ...]:
@@ -209,13 +216,14 @@ class ConvGeometry(Workload):
         """Shapes of the arguments in memory order."""
         x, k = (layout.to_storage_order(self.input_layout, shape) for shape in (self.input_shape, self.weight_shape))
         y = layout.to_storage_order(self.output_layout, self.output_shape)
-        return x, k, *(y if operation.argument_kind == "output" else (self.O,) for operation in self.argument_ops), y
+        shapes = {"output": y, "channel": (self.O,), "stats": (2, self.O)}
+        return x, k, *(shapes[operation.argument_kind or ""] for operation in self.argument_ops), y
 
     @property
     def argument_dtypes(self) -> tuple[str, ...]:
         """Element types of the arguments in memory; per-channel arguments have the accumulator's type."""
         read = (
-            dtypes.ACCUMULATOR if operation.argument_kind == "channel" else self.storage
+            self.storage if operation.argument_kind == "output" else dtypes.ACCUMULATOR
             for operation in self.argument_ops
         )
         return self.storage, self.storage, *read, self.storage

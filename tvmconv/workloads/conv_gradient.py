@@ -67,6 +67,8 @@ class DerivedConv(ConvOperator, ABC):
         """The convolution whose stages the declaration has; its sizes are those of `padded`, `weight` and `sum`."""
 
     def _check_views(self) -> None:
+        if self.returns_stats:
+            raise WorkloadError(f"epilogue={quote(epilogue.STATS)}: {self.operator} does not support it")
         for name in self.epilogue:
             if self.EPILOGUE_OPS is not None and name not in self.EPILOGUE_OPS:
                 accepted = ", ".join(self.EPILOGUE_OPS)

@@ -6,6 +6,8 @@ import difflib
 from string import ascii_lowercase
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+
 from tvmconv.errors import WorkloadError
 from tvmconv.workloads import dtypes, epilogue, layout, random_inputs
 from tvmconv.workloads.conv_geometry import ConvGeometry, Sizes
@@ -44,7 +46,8 @@ class ConvOperator(ConvGeometry):
     def inputs(self, seed: int) -> tuple[NDArray[Any], ...]:
         """Draw all arguments except Y from the standard normal distribution, in memory order.
 
-        X and K are rounded to the workload's dtype, also for TF32, whose elements are stored as float32.
+        X and K are rounded to the workload's dtype, also for TF32, whose elements are stored as float32. The array of
+        `stats`, which kernels write, is filled with NaN.
 
         Args:
             seed: Seed of the random numbers, not negative.
@@ -59,7 +62,10 @@ class ConvOperator(ConvGeometry):
             ((1, 4, 8, 8), (6, 4, 3, 3), 'float32')
         """
         rounding_dtypes = [self.dtype, self.dtype, *self.argument_dtypes[2:-1]]
-        return random_inputs.draw_normal(seed, list(zip(self.argument_shapes, rounding_dtypes, strict=False)))
+        arrays = list(zip(self.argument_shapes, rounding_dtypes, strict=False))
+        if not self.returns_stats:
+            return random_inputs.draw_normal(seed, arrays)
+        return *random_inputs.draw_normal(seed, arrays[:-1]), np.full(arrays[-1][0], np.nan, np.float32)
 
     @property
     def text(self) -> str:

@@ -35,11 +35,19 @@ class EpilogueOp:
     # The same function on float64 arrays, which broadcast against each other.
     reference: Callable[..., NDArray[np.float64]] = field(repr=False)
     # `channel` for one number per output channel in the accumulator's type, `output` for a tensor of the output's shape
-    # and type, None for an operation without an argument.
-    argument_kind: Literal["channel", "output"] | None = None
+    # and type, None for an operation without an argument. `stats` is a second result: mean and variance of each output
+    # channel, of shape (2, O) in the accumulator's type.
+    argument_kind: Literal["channel", "output", "stats"] | None = None
     # Whether the operation only adds its argument; an accumulator may then start from the argument.
     is_addition: bool = False
 
+    @property
+    def reads_argument(self) -> bool:
+        """Whether the operation reads its argument."""
+        return self.argument_kind in ("channel", "output")
+
+
+STATS = "stats"  # operation that leaves the output as it is, and returns the statistics of its channels
 
 _registry: dict[str, EpilogueOp] = {}
 
@@ -76,6 +84,8 @@ def validate_epilogue(names: object) -> tuple[str, ...]:
             raise WorkloadError(f"epilogue={quote(names)}: expected operations of {', '.join(load_ops())}")
         if op_names.count(name) > 1:
             raise WorkloadError(f"epilogue={quote(names)}: expected {name} at most once")
+    if STATS in op_names[:-1]:
+        raise WorkloadError(f"epilogue={quote(names)}: expected {STATS} as the last operation")
     return tuple(op_names)
 
 
@@ -89,12 +99,12 @@ def apply_to_expression(names: Sequence[str], value: tirx.Expr, read: Callable[[
     operation's argument for this output, in the accumulator's type.
     """
     for op in get_ops(names):
-        value = op.compute(value, read(op.name)) if op.argument_kind else op.compute(value)
+        value = op.compute(value, read(op.name)) if op.reads_argument else op.compute(value)
     return value
 
 
 def apply_to_array(names: Sequence[str], y: NDArray[np.float64], arguments: dict[str, Any]) -> NDArray[np.float64]:
     """Apply an epilogue to sums in float64, with the operations' arguments by name, which broadcast against them."""
     for op in get_ops(names):
-        y = op.reference(y, arguments[op.name]) if op.argument_kind else op.reference(y)
+        y = op.reference(y, arguments[op.name]) if op.reads_argument else op.reference(y)
     return y

@@ -7,6 +7,7 @@ import math
 import time
 from collections.abc import Sequence
 from contextlib import ExitStack
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -16,7 +17,13 @@ from tvmconv.arithmetic import ceil_div
 from tvmconv.compiler import nvrtc
 from tvmconv.compiler.executable import LaunchConfig
 from tvmconv.devices import cuda
-from tvmconv.devices.comparison import OutputComparison, ReferenceOutput, make_reference
+from tvmconv.devices.comparison import (
+    OutputComparison,
+    ReferenceOutput,
+    compare_stats,
+    compute_stats,
+    make_reference,
+)
 from tvmconv.devices.cuda.function import CudaFunction
 from tvmconv.devices.cuda.graphs import (
     IDLE_WARM_UP_SECONDS,
@@ -84,6 +91,8 @@ class CudaBenchmark(Benchmark):
         full_output = expected.full_output
         self._full_output = None if full_output is None else np.ascontiguousarray(full_output, np.float64)
         self._sample = expected.sample
+        self._stats_tolerance = expected.stats_tolerance if expected.returns_stats else None
+        self._stats: NDArray[np.float64] | None = None  # of the output's channels, after the first comparison
         self._reference_norm = expected.l2_norm
         self._last_busy_at = -math.inf
         self._outputs: dict[str, tuple[int, CudaFunction]] = {}  # memory and comparison by dtype
@@ -120,13 +129,29 @@ class CudaBenchmark(Benchmark):
         with kernel.translate_errors():
             pointer, comparison = self._get_output(kernel)
             fill_nan(pointer, kernel.executable.output.nbytes, self._stream)
+            if self._stats_tolerance is not None:
+                fill_nan(self._pointers[-1], self._inputs[-1].nbytes, self._stream)
             check_cuda(cuda.runtime.cudaMemsetAsync(self._results_pointer, 0, 16, self._stream))
             with kernel.bind([*self._pointers, pointer], self._stream) as bound:
                 bound.launch()
                 self._queue_comparison(comparison, pointer, math.prod(kernel.executable.output.shape))
                 check_cuda(cuda.runtime.cudaStreamSynchronize(self._stream))
                 self._arrays.download(self._results_pointer, results)
-        return OutputComparison(math.sqrt(results[0]) / self._reference_norm, float(results[1]))
+            comparison_result = OutputComparison(math.sqrt(results[0]) / self._reference_norm, float(results[1]))
+            if self._stats_tolerance is not None and comparison_result.is_within_tolerance(self._stats_tolerance):
+                stats_ratio = self._compare_stats(kernel, pointer, self._stats_tolerance)
+                return replace(comparison_result, max_error_ratio=float(np.maximum(results[1], stats_ratio)))
+        return comparison_result
+
+    def _compare_stats(self, kernel: CudaLoadedKernel, output_pointer: int, tolerance: float) -> float:
+        """Compare the statistics that a kernel returned with those of the first correct output."""
+        if self._stats is None:
+            output = np.empty(kernel.executable.output.shape, kernel.executable.output.dtype)
+            self._arrays.download(output_pointer, output)
+            self._stats = compute_stats(output)
+        stats = np.empty_like(self._inputs[-1])
+        self._arrays.download(self._pointers[-1], stats)
+        return compare_stats(stats, self._stats, tolerance)
 
     def time(self, kernel: LoadedKernel, best_seconds: float) -> tuple[float, ...]:
         """Time replays of a CUDA graph; see `Benchmark.time`."""

@@ -35,7 +35,7 @@ class CudaLoadedKernel(LoadedKernel):
         with self.translate_errors():
             self._functions = [CudaFunction(k.code, k.name, k.dynamic_shared_bytes) for k in executable.kernels]
 
-    def run(self, inputs: Sequence[NDArray[Any]]) -> NDArray[Any]:
+    def run(self, inputs: Sequence[NDArray[Any]], written: NDArray[Any] | None = None) -> NDArray[Any]:
         """Run once on the default stream; see `LoadedKernel.run`."""
         check_inputs(self.executable, inputs)
         output = np.empty(self.executable.output.shape, self.executable.output.dtype)
@@ -44,6 +44,10 @@ class CudaLoadedKernel(LoadedKernel):
             with self.bind(pointers, stream=0) as bound:
                 bound.launch()
                 arrays.download(pointers[-1], output)  # waits for the kernel and raises its errors
+                if written is not None:
+                    result = np.empty(written.shape, self.executable.arrays[-2].dtype)
+                    arrays.download(pointers[-2], result)
+                    written[...] = result
         return output
 
     def call_dlpack(self, inputs: Sequence[Any]) -> Any:

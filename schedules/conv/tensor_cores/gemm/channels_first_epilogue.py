@@ -33,10 +33,10 @@ from ....tir_builder import (
 from .atoms import ThreadPosition, ldmatrix_x4, named_barrier_sync, stmatrix_x4
 from .channel_arguments import ChannelArguments
 from .epilogue_ops import EpilogueOps, apply_to_pair
+from .epilogue_tile import EpilogueTile
 from .pipelines import PipelineState, TmaPipeline
 from .smem_layout import CHUNK_BYTES, SmemLayout
 from .tile_scheduler import WorkTile
-from .tma_epilogue import EpilogueTile
 
 
 @dataclass(frozen=True)

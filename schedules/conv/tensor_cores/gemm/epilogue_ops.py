@@ -24,8 +24,9 @@ class EpilogueOps:
 
     @classmethod
     def from_workload(cls, w: ConvOperator) -> EpilogueOps:
-        """Return the epilogue of a convolution."""
-        return cls(tuple(epilogue.get_ops(w.epilogue)), w.argument_dtypes[-1])
+        """Return the epilogue of a convolution, without the operation `stats`, which leaves the results as they are."""
+        ops = tuple(op for op in epilogue.get_ops(w.epilogue) if op.name != epilogue.STATS)
+        return cls(ops, w.argument_dtypes[-1])
 
     def replace_ops(self, ops: Sequence[epilogue.EpilogueOp]) -> EpilogueOps:
         """Return the same epilogue with other operations."""

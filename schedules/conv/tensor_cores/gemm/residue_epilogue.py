@@ -30,11 +30,12 @@ from ..implicit_gemm_shape import ImplicitGemmShape
 from .atoms import ThreadPosition
 from .channel_arguments import ChannelArguments
 from .epilogue_ops import EpilogueOps
+from .epilogue_tile import EpilogueTile
 from .pipelines import PipelineState, TmaPipeline
 from .residue_classes import ResidueClasses
 from .smem_layout import CHUNK_BYTES
 from .tile_scheduler import WorkTile
-from .tma_epilogue import EpilogueTile, TmaEpilogue
+from .tma_epilogue import TmaEpilogue
 
 WARP_ROWS = 16  # rows of a subtile that a warp has accumulators of
 

@@ -6,11 +6,9 @@ Source: CUTLASS, `include/cutlass/epilogue/collective/sm90_epilogue_tma_warpspec
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 from tvm.script import tirx as T  # noqa: N812  (TVM's own name for it)
 
-from tvmconv import tensor_map as maps
 from tvmconv.target import WARP_SIZE, WARPGROUP_SIZE
 from tvmconv.tensor_map import CHUNK_BYTES
 from tvmconv.workloads.dtypes import get_itemsize
@@ -25,68 +23,14 @@ from ....tir_builder import (
     to_uint32,
     unrolled_loop,
 )
-from .atoms import ThreadPosition, WgmmaAtom, ldmatrix_x4, named_barrier_sync, stmatrix_x4
+from .atoms import ThreadPosition, ldmatrix_x4, named_barrier_sync, stmatrix_x4
 from .channel_arguments import ChannelArguments
+from .channel_stats import SubtileStats
 from .epilogue_ops import EpilogueOps, apply_to_pair
+from .epilogue_tile import EpilogueTile
 from .pipelines import PipelineState, TmaPipeline
-from .smem_layout import SmemLayout
 from .tile_scheduler import WorkTile
 from .tma import tma_load, tma_store, tma_store_fence, tma_store_wait
-
-
-@dataclass(frozen=True)
-class EpilogueTile:
-    """Division of a warpgroup's accumulators into subtiles, each stored at once.
-
-    Attributes:
-        atom: The wgmma instruction.
-        m_atoms: Instructions of a warpgroup along M.
-        warpgroups: Number of warpgroups that share a work tile, along M.
-        dtype: Storage dtype of the output.
-        row_bytes: Bytes of a subtile's rows, which is the width of the swizzle.
-        stages: Subtiles of a warpgroup in shared memory.
-    """
-
-    atom: WgmmaAtom
-    m_atoms: int
-    warpgroups: int
-    dtype: str
-    row_bytes: int
-    stages: int
-
-    @property
-    def layout(self) -> SmemLayout:
-        """Layout of a subtile in shared memory."""
-        return SmemLayout(self.atom.m, self.row_bytes)
-
-    @property
-    def n(self) -> int:
-        """Columns of a subtile."""
-        return self.row_bytes // get_itemsize(self.dtype)
-
-    @property
-    def subtiles_n(self) -> int:
-        """Subtiles along N."""
-        return self.atom.n // self.n
-
-    def row(self, tile: WorkTile, warpgroup: Expr, m_atom: Expr) -> Expr:
-        """Return the first row of a subtile."""
-        return tile.m + warpgroup * (self.m_atoms * self.atom.m) + m_atom * self.atom.m
-
-    def select_fragment(
-        self, accumulators: Sequence[Expr], m_atom: int, n_idx: int, thread: ThreadPosition
-    ) -> tuple[list[Expr], Expr]:
-        """Return a thread's accumulators of a subtile, and the channel of the first one.
-
-        Accumulator 4j + 2h + e of an atom is in row 8h + lane / 4 and column 8j + 2 (lane % 4) + e of a warp's 16 rows.
-        """
-        first = m_atom * self.atom.num_accumulators + n_idx * self.n // 2
-        return [accumulators[first + e] for e in range(self.n // 2)], n_idx * self.n + thread.lane % 4 * 2
-
-    def tensor_map(self, m: int, n: int, groups: int) -> maps.TensorMap:
-        """Return the tensor map of the output, or of a residual: columns of a group, rows, groups."""
-        extents, strides, box = (n, m, groups), (n * groups, n), (self.n, self.atom.m, 1)
-        return maps.make_tiled_map(self.dtype, get_itemsize(self.dtype), extents, strides, box, self.row_bytes)
 
 
 class TmaEpilogue:
@@ -101,6 +45,7 @@ class TmaEpilogue:
         channels: Per-channel arguments.
         pipeline: Stages of all warpgroups. Its barriers are used only with a residual.
         tensor_maps: Tensor maps of the output and, if there is one, of the residual.
+        stats: What adds up the stored columns, if the kernel returns their statistics; there is no residual then.
     """
 
     def __init__(
@@ -110,8 +55,10 @@ class TmaEpilogue:
         channels: ChannelArguments,
         pipeline: TmaPipeline,
         tensor_maps: Sequence[Expr],
+        stats: SubtileStats | None = None,
     ) -> None:
         self._tile, self._ops, self.channels, self._pipeline = tile, ops, channels, pipeline
+        self._stats = stats
         self._output_map, *self._residual_maps = tensor_maps
         self._packed, self._pair = allocate("packed", 4, "uint32"), allocate("output_pair", 2, "float32")
         self._residual = allocate("residual", max(2, tile.n // 16 * 4), "uint32") if self._residual_maps else None
@@ -146,6 +93,8 @@ class TmaEpilogue:
                     if self._residual is not None:
                         tma_store_wait(0)
                         self._pipeline.consumer_arrive(stage_idx)
+                if self._stats:
+                    self._stats.add(buffer, tile, warpgroup, m_atom, n_idx, thread)
                 state.advance()
 
     def finish(self, thread: ThreadPosition) -> None:

@@ -1,1 +1,1 @@
-"""Gradients of grouped convolutions of few channels per group on tensor cores."""
+"""Grouped convolutions of few channels per group, and their gradients, on tensor cores."""

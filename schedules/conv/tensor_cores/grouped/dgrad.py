@@ -14,6 +14,7 @@ Source: PTX ISA, "mma.sync", "ldmatrix" and "cp.async".
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 from tvm.s_tir import Schedule
@@ -75,7 +76,8 @@ class GroupedDgradKernel:
 
     def __init__(self, config: GroupedDgradConfig, arguments: dict[str, Buffer]) -> None:
         self.config, self.shape, self.view = config, config.shape, config.convolution
-        arrays = {self.view.argument_roles.get(name, name): array for name, array in arguments.items()}
+        arrays = {config.argument_roles.get(name, name): array for name, array in arguments.items()}
+        self.arguments = arguments
         self.image_array, self.filters, self.output = arrays["X"], arrays["K"], arrays["Y"]
         self.atom = MmaSyncAtom(config.w.dtype, config.w.dtype)
 
@@ -118,7 +120,6 @@ class GroupedDgradKernel:
         """Load the warp's fragments of the filters, with zeros between groups and behind the last octet."""
         config, view, lane = self.config, self.view, self.position.lane
         inputs, outputs, octets = view.C // view.groups, view.O // view.groups, config.inputs_per_unit // OCTET
-        first_input = (self.first_unit + self.unit) * config.inputs_per_unit
         register = 0
         for taps in list_class_taps(self.shape).values():
             for k_octet in range(self.count_k_octets(taps)):
@@ -131,8 +132,7 @@ class GroupedDgradKernel:
                         halves = []
                         for e in range(2):
                             channel_in = k_octet % octets * OCTET + lane % 4 * 2 + e
-                            coords = self.shape.tap_from_index(tap)
-                            index = self.shape.array_index(first_input + channel_in, coords, channel % outputs)
+                            index = self.locate_filter(tap, channel, channel_in)
                             half = T.reinterpret("uint16", self.filters[index])
                             if config.groups_per_unit > 1:
                                 is_same_group = channel_in // inputs == channel // outputs
@@ -140,6 +140,12 @@ class GroupedDgradKernel:
                             halves.append(half)
                         store(self.b_fragments, register, join_halves(*halves))
                     register += 1
+
+    def locate_filter(self, tap: int, channel: Expr, channel_in: Expr) -> tuple[Expr, ...]:
+        """Return the index in K of a tap's weight, from a channel of dY in a unit to one of dX."""
+        first_input = (self.first_unit + self.unit) * self.config.inputs_per_unit
+        coords = self.shape.tap_from_index(tap)
+        return self.shape.array_index(first_input + channel_in, coords, channel % (self.view.O // self.view.groups))
 
     def copy_window(self, image: Expr, row: Expr, column: Expr) -> None:
         """Start the copies of the window of dY, with zeros outside of the image."""
@@ -170,7 +176,8 @@ class GroupedDgradKernel:
             step = i * config.warps_pixels + self.pixel_warp
             with if_(True if steps * config.warps_pixels == tiles else step < tiles):
                 pixel = T.min(step * MMA_PIXELS + lane % 16, config.num_pixels - 1)
-                position = pixel // config.pixels_x * config.window[1] + pixel % config.pixels_x
+                _, stride_y, stride_x = self.shape.strides
+                position = pixel // config.pixels_x * (stride_y * config.window[1]) + pixel % config.pixels_x * stride_x
                 element = position * pitch + self.unit * config.inputs_per_unit
                 pixel_address.set(self.window.address + to_uint32(element * ITEM_BYTES))
                 fill_zeros(self.accumulators, config.mmas_n * 4)
@@ -198,10 +205,14 @@ class GroupedDgradKernel:
                 for mma_n in range(config.mmas_n):
                     channel = (self.n_warp * config.mmas_n + mma_n) * OCTET + lane % 4 * 2
                     channel = channel + self.unit * config.outputs_per_unit
-                    values = [self.accumulators[mma_n * 4 + half * 2 + e] for e in range(2)]
-                    pack(self.packed, 0, values, self.view.storage)
+                    sums = [self.accumulators[mma_n * 4 + half * 2 + e] for e in range(2)]
+                    self.pack_results(sums, channel)
                     element = (y * config.tile_size[1] + x) * config.output_pitch + channel
                     emit_ptx("st.shared.b32", self.outputs + to_uint32(element * ITEM_BYTES), self.packed[0])
+
+    def pack_results(self, sums: Sequence[Expr], channel: Expr) -> None:
+        """Round the sums of two neighbouring channels of the CTA to a word."""
+        pack(self.packed, 0, sums, self.view.storage)
 
     def store_tile(self, image: Expr, row: Expr, column: Expr) -> None:
         """Store the tile of dX, an octet of channels at a time."""

@@ -58,14 +58,14 @@ class Tap(NamedTuple):
 class GroupedDgradConfig(GroupedTileConfig):
     """One config, or many configs as columns."""
 
-    w: InputGradient
+    w: Any  # an InputGradient
     warps_n: Any
     max_ctas: Any
 
     @classmethod
     def list_options(cls, w: InputGradient) -> dict[str, Any]:
         """Return the options of all knobs."""
-        view = TransposedView.from_workload(w)
+        view = cls.view_as_convolution(w)
         shape, groups = PlaneShape.from_workload(view), count_unit_groups(view)
         rows, columns = (ceil_div(shape.output_size[axis], shape.upsampling[axis]) for axis in (1, 2))
         num_units, octets = view.groups // groups, groups * view.O // view.groups // OCTET
@@ -98,10 +98,20 @@ class GroupedDgradConfig(GroupedTileConfig):
             ("several CTAs share the tiles", lambda t: t.max_ctas < t.num_tiles * t.unit_blocks),
         ]
 
+    @classmethod
+    def view_as_convolution(cls, w: Any) -> Any:
+        """Return the gradient as a direct convolution."""
+        return TransposedView.from_workload(w)
+
     @property
-    def convolution(self) -> TransposedView:
+    def convolution(self) -> Any:
         """The gradient as a direct convolution."""
-        return TransposedView.from_workload(self.w)
+        return self.view_as_convolution(self.w)
+
+    @property
+    def argument_roles(self) -> dict[str, str]:
+        """Names of the arguments in a direct convolution."""
+        return dict(self.convolution.argument_roles)
 
     @property
     def mmas_n(self) -> Any:
@@ -135,7 +145,8 @@ class GroupedDgradConfig(GroupedTileConfig):
         """Rows and columns of dY that a tile reads."""
         taps = [tap for class_taps in list_class_taps(self.shape).values() for tap in class_taps]
         rows, columns = (max((tap[axis] for tap in taps), default=0) for axis in (1, 2))
-        return self.pixels_y + rows, self.pixels_x + columns
+        _, stride_y, stride_x = self.shape.strides
+        return (self.pixels_y - 1) * stride_y + 1 + rows, (self.pixels_x - 1) * stride_x + 1 + columns
 
     @property
     def smem_bytes(self) -> Any:

@@ -20,7 +20,7 @@ from .tile_config import (
     WGMMA_M_TILES_CHOICES,
     HopperTileConfig,
 )
-from .tma_requirements import can_store_rows_by_tma, find_residual
+from .tma_requirements import can_store_rows_by_tma, find_residual, returns_stats
 
 MAX_ACCUMULATORS, MAX_REALLOCATED_ACCUMULATORS = 128, 192  # per thread, without and with `setmaxnreg`
 SM_PARTITIONS = 4  # partitions of an SM, each with a part of the registers, over which a CTA's warps are distributed
@@ -33,7 +33,14 @@ SWIZZLE_ROWS = 8  # rows of a swizzle atom
 def isa_constraints(w: Conv) -> list[Rule]:
     """Return the constraints that the instructions impose."""
     gemm = ImplicitGemmShape.from_workload(w)
+    whole_sums: list[Rule] = [
+        (
+            "the CTA that returns statistics of its output has whole sums, and TMA stores them",
+            lambda t: np.logical_not(t.uses_smem_reduction(w) | t.splits_last_wave),
+        )
+    ]
     return [
+        *(whole_sums if returns_stats(w) else []),
         (
             f"at most {MAX_ACCUMULATORS} accumulators per thread, or {MAX_REALLOCATED_ACCUMULATORS} with setmaxnreg",
             lambda t: (
@@ -103,10 +110,11 @@ def resource_constraints(w: Conv) -> list[Rule]:
     def has_enough_registers(config: HopperTileConfig) -> Any:
         residual_registers = RESIDUAL_REGISTERS if find_residual(w) else 0
         vector_registers = 0 if can_store_rows_by_tma(w) else VECTOR_REGISTERS
+        vector_registers = vector_registers + (config.count_stats_registers(w) if returns_stats(w) else 0)
         max_registers = np.where(
             config.reallocates_registers,
             count_consumer_registers(config) - residual_registers - vector_registers,
-            count_equal_registers(config, w),
+            count_equal_registers(config, w) - (config.count_stats_registers(w) if returns_stats(w) else 0),
         )
         return config.estimate_registers() <= max_registers
 

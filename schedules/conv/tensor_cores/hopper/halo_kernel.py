@@ -34,6 +34,7 @@ from ..gemm.channels_first_epilogue import ChannelsFirstEpilogue
 from ..gemm.column_reduction import ColumnReduction
 from ..gemm.cta import Cta, allocate_smem, open_cta
 from ..gemm.epilogue_ops import EpilogueOps
+from ..gemm.epilogue_tile import EpilogueTile
 from ..gemm.halo_image import HaloOutput
 from ..gemm.halo_loader import HaloLoader
 from ..gemm.halo_mainloop import HaloMainloop
@@ -44,7 +45,6 @@ from ..gemm.problem import make_fprop
 from ..gemm.smem_layout import SWIZZLE_ALIGNMENT_BYTES, SmemLayout
 from ..gemm.tile_scheduler import KRange, TileScheduler, WorkTile
 from ..gemm.tma import prefetch_tensor_maps
-from ..gemm.tma_epilogue import EpilogueTile
 from ..gemm.wgmma_mainloop import OperandTile
 from .halo_tile import BOX_STAGES, HALO_STAGES, NUM_LOADER_WARPS, HaloTile
 from .tile_config import MAX_EPILOGUE_ROW_BYTES, HopperTileConfig

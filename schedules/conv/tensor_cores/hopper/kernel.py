@@ -16,9 +16,11 @@ from dataclasses import dataclass
 from tvm.script import tirx as T  # noqa: N812  (TVM's own name for it)
 
 from tvmconv.workloads import Conv
+from tvmconv.workloads.epilogue import STATS
 
 from ....tir_builder import Buffer, Expr, allocate, declare_tensor_map, emit_call, emit_ptx, if_, to_uint32
 from ..gemm.channel_arguments import ChannelArguments
+from ..gemm.channel_stats import PartialStats, SubtileStats
 from ..gemm.channels_first_epilogue import ChannelsFirstEpilogue
 from ..gemm.cta import Cta, allocate_smem, open_cta
 from ..gemm.last_wave import SplitLastWave
@@ -41,6 +43,7 @@ from ..gemm.tma_loaders import TapIterator
 from ..gemm.wgmma_mainloop import MnMajorTile, OperandTile
 from .plan import CHANNELS_LAST_ACCESS, ChannelsFirstAccess, KernelPlan, MakeProblem
 from .tile_config import HopperTileConfig
+from .tma_requirements import returns_stats
 
 Epilogue = TmaEpilogue | ChannelsFirstEpilogue
 
@@ -62,7 +65,7 @@ def emit_kernel(
         make_problem: Function that returns the product of `w`.
     """
     plan = KernelPlan.choose(w, config, access, make_problem)
-    maps, last_wave = declare_tensor_maps(plan, arguments), make_last_wave(plan)
+    maps, last_wave, stats = declare_tensor_maps(plan, arguments), make_last_wave(plan), make_stats(plan)
     split_k, cluster_shape = config.split_k, (config.cluster_m, config.cluster_n)
     with open_cta(
         plan.num_ctas, plan.roles.num_threads, split_k, splits_in_cluster=split_k > 1, cluster_shape=cluster_shape
@@ -70,7 +73,7 @@ def emit_kernel(
         state = allocate_state(plan, cta, last_wave)
         emit_prologue(plan, state, maps)
         accumulators = allocate("accumulators", plan.mainloop.num_accumulators, "float32")
-        epilogue = None if plan.reduction else make_epilogue(plan, state, maps.outputs, arguments)
+        epilogue = None if plan.reduction else make_epilogue(plan, state, maps.outputs, arguments, stats)
 
         with plan.roles.consumers(cta.thread):
             emit_consumer(plan, state, accumulators, epilogue)
@@ -89,6 +92,8 @@ def emit_kernel(
             emit_call(T.cuda.cluster_sync())
     if last_wave:
         last_wave.emit_reduction(plan.shape, plan.ops, arguments)
+    if stats:
+        stats.emit_combination(arguments[STATS], uses_pdl=True)
 
 
 @dataclass(frozen=True)
@@ -125,6 +130,12 @@ def make_last_wave(plan: KernelPlan) -> SplitLastWave | None:
         return None
     parts, total_k_tiles = int(config.last_wave_parts(shape)), int(config.total_k_tiles(shape))
     return SplitLastWave.with_workspace(plan.tiles(), parts, total_k_tiles)
+
+
+def make_stats(plan: KernelPlan) -> PartialStats | None:
+    """Return the statistics of the output's channels if the workload has them."""
+    shape, rows = plan.shape, plan.mainloop.m_atoms * plan.mainloop.atom.m
+    return PartialStats.with_workspace(shape.m, shape.groups * shape.n, rows) if returns_stats(plan.w) else None
 
 
 @dataclass(frozen=True)
@@ -187,7 +198,11 @@ def emit_prologue(plan: KernelPlan, state: CtaState, maps: TensorMaps) -> None:
 
 
 def make_epilogue(
-    plan: KernelPlan, state: CtaState, output_maps: Sequence[Expr], arguments: dict[str, Buffer]
+    plan: KernelPlan,
+    state: CtaState,
+    output_maps: Sequence[Expr],
+    arguments: dict[str, Buffer],
+    stats: PartialStats | None,
 ) -> Epilogue:
     """Return the epilogue of accumulators that hold whole sums, with the per-channel arguments behind its stages."""
     w, config, shape, ops, thread = plan.w, plan.config, plan.shape, plan.ops, state.cta.thread
@@ -201,7 +216,8 @@ def make_epilogue(
         return ChannelsFirstEpilogue(*layers, arguments, plan.channels_first_output, plan.has_exact_tiles)
     if plan.problem.residues and shape.residues > 1:
         return ResidueEpilogue(*layers, arguments, plan.problem.residues, shape, plan.has_exact_tiles[1])
-    return TmaEpilogue(*layers, output_maps)
+    subtile_stats = SubtileStats(stats, plan.epilogue_tile, shape.n, is_exact) if stats else None
+    return TmaEpilogue(*layers, output_maps, subtile_stats)
 
 
 def emit_consumer(plan: KernelPlan, state: CtaState, accumulators: Buffer, epilogue: Epilogue | None) -> None:

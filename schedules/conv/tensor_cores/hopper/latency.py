@@ -16,7 +16,7 @@ from ..latency_model import bound_by_memory, combine_overlapping_times, estimate
 from .candidates import select_best
 from .constraints import isa_constraints, require_whole_slices, resource_constraints
 from .tile_config import COOPERATIVE, KNOB_OPTIONS, PINGPONG, HopperTileConfig
-from .tma_requirements import WGMMA_K_BYTES, WGMMA_M, compute_halo_width, list_taps_per_copy
+from .tma_requirements import WGMMA_K_BYTES, WGMMA_M, compute_halo_width, list_taps_per_copy, returns_stats
 
 # Costs of partial sums in a workspace: a second launch, as fitted for `mma_sync`, and traffic of L2 by all SMs.
 WORKSPACE_LAUNCH_US, WORKSPACE_BYTES_PER_US = H200_FIT.mma_sync.workspace_launch_us, 4.0e6
@@ -73,7 +73,8 @@ def _estimate_unbounded_us(
     total_us = params.launch_us + waves * (mainloop_us + ctas_per_sm * epilogue_us)
     total_us = total_us + (waves > 1) * waves * params.tile_start_us + (config.split_k > 1) * params.split_k_cluster_us
     pingpong_us = params.launch_us + _pingpong_latency_us(waves, mainloop_us, epilogue_us, params.tile_start_us)
-    return np.where(config.is_pingpong, pingpong_us, total_us) + _last_wave_us(config, gemm)
+    stats_us = _stats_us(config, gemm) if returns_stats(w) else 0.0
+    return np.where(config.is_pingpong, pingpong_us, total_us) + _last_wave_us(config, gemm) + stats_us
 
 
 def _count_waves(config: HopperTileConfig, gemm: ImplicitGemmShape, ctas_per_sm: Any) -> Any:
@@ -89,6 +90,13 @@ def _last_wave_us(config: HopperTileConfig, gemm: ImplicitGemmShape) -> Any:
     workspace_bytes = 2 * num_parts * config.block_m * config.block_n * ACCUMULATOR_BYTES
     launch_us = WORKSPACE_LAUNCH_US + workspace_bytes / WORKSPACE_BYTES_PER_US
     return np.where(config.splits_last_wave, launch_us, 0.0)
+
+
+def _stats_us(config: HopperTileConfig, gemm: ImplicitGemmShape) -> Any:
+    """Return the time of the statistics of blocks of rows, which are written and read, and of their kernel."""
+    num_blocks = ceil_div(gemm.m, config.wgmma_m_tiles * WGMMA_M)
+    workspace_bytes = 2 * num_blocks * 2 * gemm.groups * gemm.n * ACCUMULATOR_BYTES
+    return WORKSPACE_LAUNCH_US + workspace_bytes / WORKSPACE_BYTES_PER_US
 
 
 def _pingpong_latency_us(waves: Any, mainloop_us: Any, epilogue_us: Any, tile_start_us: float) -> Any:

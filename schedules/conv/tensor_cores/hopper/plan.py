@@ -21,12 +21,12 @@ from ..gemm.atoms import Major, WgmmaAtom
 from ..gemm.channels_first_epilogue import ChannelsFirstOutput
 from ..gemm.cluster_reduction import ClusterReduction
 from ..gemm.epilogue_ops import EpilogueOps
+from ..gemm.epilogue_tile import EpilogueTile
 from ..gemm.pipelines import AsyncPipeline, TmaPipeline
 from ..gemm.plane_gather import NUM_GATHER_THREADS, NUM_GATHER_WARPS
 from ..gemm.problem import ConvProblem, Operand, make_fprop
 from ..gemm.smem_layout import MAX_SWIZZLE_BYTES, SWIZZLE_ALIGNMENT_BYTES, SmemLayout
 from ..gemm.tile_scheduler import SINGLE_CTA, Cluster, KRange, ResidueKRange, TileScheduler
-from ..gemm.tma_epilogue import EpilogueTile
 from ..gemm.warp_roles import WarpRoles
 from ..gemm.wgmma_mainloop import MnMajorTile, OperandTile, WgmmaMainloop
 from ..implicit_gemm_shape import ACCUMULATOR_BYTES, VECTOR_BYTES, ImplicitGemmShape

@@ -36,9 +36,10 @@ import dataclasses
 from tvm.s_tir import Schedule
 
 from tvmconv.registry import schedule
+from tvmconv.requirements import all_of
 from tvmconv.space import Knobs
 from tvmconv.workloads import Conv
-from tvmconv.workloads.layout import CHANNELS_FIRST
+from tvmconv.workloads.layout import CHANNELS_FIRST, CHANNELS_LAST
 
 from ...layout_conversion import build_channels_last_schedule
 from ..gemm.channels_first_epilogue import ChannelsFirstOutput
@@ -57,7 +58,14 @@ from .knobs import compute_usage, declare_knobs, list_starting_configs, require_
 from .latency import estimate_latency_us, select_default_config
 from .plan import ChannelsFirstAccess
 from .tile_config import HALO_LOADERS, HopperTileConfig
-from .tma_requirements import WGMMA_M, can_load_by_tma, choose_box_pixels, find_residual, is_promising
+from .tma_requirements import (
+    WGMMA_M,
+    can_load_by_tma,
+    can_store_by_tma,
+    choose_box_pixels,
+    find_residual,
+    is_promising,
+)
 
 DTYPES = ("float16", "bfloat16", "tf32")
 
@@ -72,11 +80,18 @@ def can_load_view_by_tma(w: Conv) -> bool:
     return can_load_by_tma(view_for_tma(w))
 
 
+def stores_stats_by_tma(w: Conv) -> bool:
+    """Whether TMA stores an output with statistics: X is channels last, and the epilogue has no residual."""
+    view = view_for_tma(w)
+    has_no_residual = all(operation.argument_kind != "output" for operation in w.argument_ops)
+    return not w.returns_stats or (w.layout == CHANNELS_LAST and can_store_by_tma(view) and has_no_residual)
+
+
 @schedule(
     *("conv1d", "conv2d", "conv3d"),
     dtypes=DTYPES,
     usage=lambda w, c: add_input_loader_usage(compute_usage(view_for_tma(w), c), w, view_for_tma(w), c),
-    condition=can_load_view_by_tma,
+    condition=all_of(can_load_view_by_tma, stores_stats_by_tma),
     search_if=lambda w: is_promising(view_for_tma(w)),
     starting_configs=lambda w: [
         *list_input_loader_starting_configs(w, view_for_tma(w)),
@@ -85,6 +100,7 @@ def can_load_view_by_tma(w: Conv) -> bool:
     supersedes=("direct", "implicit_gemm", "tensor_core"),
     device_kinds=("cuda",),
     exact_arch=90,
+    computes_stats=True,
 )
 def hopper(s: Schedule, w: Conv, k: Knobs) -> Schedule:
     """Emit a producer, a pipeline of stages, consumer warpgroups, and TMA stores of the output."""

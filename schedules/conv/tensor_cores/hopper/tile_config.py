@@ -59,6 +59,7 @@ REALLOCATED_REGISTERS = {2: (40, 232), 3: (32, 160)}
 NUM_MULTIPROCESSORS = H200.multiprocessors
 MAX_ACTIVE_CTAS = np.array([0, NUM_MULTIPROCESSORS, 66 * 2, 39 * 3, 30 * 4, 22 * 5, 17 * 6, 0, 15 * 8])
 OVERHEAD_REGISTERS = 28  # registers per thread besides the accumulators
+STATS_OVERHEAD_REGISTERS = 12  # registers per thread of statistics, besides sums
 MAX_EPILOGUE_ROW_BYTES = 128  # maximum bytes of channels per epilogue tile
 REDUCE_PIECE_M, REDUCE_PIECE_N = 4, 8  # pixels × channels that are contiguous in shared memory for a reduction
 
@@ -231,6 +232,12 @@ class HopperTileConfig(TileConfig):
     def num_epilogue_tiles(self, itemsize: int) -> Any:
         """Return the number of epilogue tiles (64 pixels × some channels) that a warpgroup stores per tile."""
         return self.wgmma_m_tiles * (self.block_n * itemsize // self.epilogue_row_bytes(itemsize))
+
+    def count_stats_registers(self, w: Conv) -> Any:
+        """Return the registers per thread of statistics: three for each column that it adds up, and the elements."""
+        itemsize = get_numpy_dtype(w.argument_dtypes[-1]).itemsize
+        num_columns = self.block_n * itemsize // self.epilogue_row_bytes(itemsize) * (ACCUMULATOR_BYTES // itemsize)
+        return 3 * num_columns + STATS_OVERHEAD_REGISTERS
 
     def num_ctas(self, w: Conv) -> Any:
         """Return the number of CTAs in the grid; a persistent grid has as many as run at a time."""

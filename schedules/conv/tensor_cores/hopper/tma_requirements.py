@@ -85,6 +85,11 @@ def find_residual(w: Conv) -> str | None:
     return residual_names[0] if len(residual_names) == 1 else None
 
 
+def returns_stats(w: Conv) -> bool:
+    """Return whether the kernel of a convolution or of another product returns statistics of its output."""
+    return epilogue.STATS in w.epilogue
+
+
 def can_store_rows_by_tma(w: Conv) -> bool:
     """Return whether neighbouring pixels of a tile are neighbours in the output; not so if it has residue classes."""
     return ImplicitGemmShape.from_workload(w).residues == 1

@@ -28,7 +28,7 @@ def split_epilogue(
         starts_with_residual: Whether the residual initializes the accumulators.
         owns_whole_sum: Whether the block computes whole sums; only then may the first list contain more than additions.
     """
-    ops = epilogue.get_ops(w.epilogue)
+    ops = [op for op in epilogue.get_ops(w.epilogue) if op.name != epilogue.STATS]
     additive_ops = list(itertools.takewhile(lambda op: op.is_addition, ops))
     accum_ops = [op for op in additive_ops if starts_with_residual or op.argument_kind == "channel"]
     vector_ops = [op for op in ops if op not in accum_ops]

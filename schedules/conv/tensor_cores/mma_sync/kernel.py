@@ -11,10 +11,12 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from tvmconv.workloads import Conv
+from tvmconv.workloads.epilogue import STATS
 
 from ....tir_builder import Buffer, Expr, allocate, if_, logical_and, serial_loop, to_uint32
 from ..gemm.atoms import MmaSyncAtom, ThreadPosition
 from ..gemm.channel_arguments import ChannelArgumentTile
+from ..gemm.channel_stats import PartialStats
 from ..gemm.channels_first_epilogue import ChannelsFirstOutput
 from ..gemm.cp_async import CopyThreads, FilterGather, ImageGather
 from ..gemm.cta import allocate_smem, open_cta
@@ -25,6 +27,7 @@ from ..gemm.pipelines import CpAsyncPipeline
 from ..gemm.smem_layout import SmemLayout
 from ..gemm.staged_epilogue import StagedEpilogue
 from ..gemm.staged_pixels_epilogue import StagedPixelsEpilogue, locate_pixels, store_partial_sums_of_pixels
+from ..gemm.staged_stats import StagedStatsEpilogue, choose_block_rows
 from ..gemm.tile_scheduler import KRange, TileScheduler, WorkTile
 from ..gemm.workspace_reduction import OutputVector, WorkspaceReduction, store_partial_sums
 from ..implicit_gemm_shape import VECTOR_BYTES, ImplicitGemmShape
@@ -42,7 +45,10 @@ def emit_kernels(
 ) -> None:
     """Emit the kernel, followed by the kernel that adds up partial sums if these go to a workspace."""
     if not config.uses_workspace_reduction:
-        emit_kernel(w, config, arguments, None, filter_loader)
+        stats = make_stats(w, config)
+        emit_kernel(w, config, arguments, None, filter_loader, stats)
+        if stats:
+            stats.emit_combination(arguments[STATS], uses_pdl=False)
         return
     shape = ImplicitGemmShape.from_workload(w)
     workspace = allocate("partial", config.split_k * shape.m * w.O, "float32", "global")
@@ -71,8 +77,12 @@ def emit_kernel(
     arguments: dict[str, Buffer],
     workspace: Buffer | None,
     filter_loader: type[FilterGather | FilterRows] = FilterGather,
+    stats: PartialStats | None = None,
 ) -> None:
-    """Emit the kernel that multiplies; `workspace` receives the partial sums of a split reduction, if there is one."""
+    """Emit the kernel that multiplies.
+
+    `workspace` receives the partial sums of a split reduction, and `stats` the statistics of the output, if there are.
+    """
     shape, tiles_per_cta = ImplicitGemmShape.from_workload(w), int(config.tiles_per_block)
     num_ctas = int(config.num_blocks(shape)) // int(config.split_k)
     tiles = TileScheduler.of_product((shape.m, shape.n), (config.block_m, config.block_n), shape.groups, num_ctas)
@@ -81,7 +91,9 @@ def emit_kernel(
         cta, split, smem = position.index, position.split, allocate_smem(int(compute_smem_bytes(w, config)))
         tiling = make_tiling(w.dtype, config, position.thread)
         mainloop = make_conv_mainloop(w, config, tiling, arguments, split, smem, filter_loader)
-        epilogue = make_epilogue(w, config, tiling, arguments, split, smem, has_workspace=workspace is not None)
+        further: dict[str, Any] = {"epilogue_type": StagedStatsEpilogue, "stats": stats} if stats else {}
+        has_workspace = workspace is not None
+        epilogue = make_epilogue(w, config, tiling, arguments, split, smem, has_workspace=has_workspace, **further)
         accumulators = allocate("accumulators", tiling.num_accumulators, "float32")
 
         def start(tile: WorkTile) -> None:
@@ -114,6 +126,15 @@ def emit_kernel(
                 start(tiles.tile_at(tile_idx))
                 has_next_tile = logical_and(tile_round + 1 < tiles_per_cta, tiles.is_valid(tile_idx + num_ctas))
                 compute(tiles.tile_at(tile_idx), tiles.tile_at(tile_idx + num_ctas), has_next_tile)
+
+
+def make_stats(w: Conv, config: MmaSyncTileConfig) -> PartialStats | None:
+    """Return the statistics of the output's channels if the workload has them."""
+    if STATS not in w.epilogue:
+        return None
+    shape = ImplicitGemmShape.from_workload(w)
+    rows = choose_block_rows(config.block_m, config.block_n, int(config.num_threads), shape.itemsize)
+    return PartialStats.with_workspace(shape.m, shape.groups * shape.n, rows)
 
 
 def make_tiling(dtype: str, config: MmaSyncTileConfig, thread: ThreadPosition) -> WarpTiling:

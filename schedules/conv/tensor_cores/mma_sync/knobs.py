@@ -69,11 +69,15 @@ def compute_product_usage(
 def declare_knobs(w: Conv, k: Knobs, *, stores_channels_first: bool = False) -> MmaSyncTileConfig:
     """Declare the knobs, with defaults that suit the workload, and return their values."""
     gemm = ImplicitGemmShape.from_workload(w)
-    default = select_default_config(w, stores_channels_first=stores_channels_first)
+    returns_stats = epilogue.STATS in w.epilogue
+    default = select_default_config(w, splits_reduction=not returns_stats, stores_channels_first=stores_channels_first)
     values = declare_choices(k, list_options(gemm.itemsize), default)
     if _can_start_with_residual(w):
         values["residual_add"] = k.choice("residual_add", ("epilogue", "accumulator_init"), "epilogue")
-    add_rules(k, MmaSyncTileConfig.from_columns, list_requirements(gemm), list_prunings(gemm))
+    required = list_requirements(gemm)
+    if returns_stats:
+        required.append(("a block that returns statistics of its output has whole sums", lambda t: t.split_k == 1))
+    add_rules(k, MmaSyncTileConfig.from_columns, required, list_prunings(gemm))
     return MmaSyncTileConfig(**values, stores_channels_first=stores_channels_first)
 
 

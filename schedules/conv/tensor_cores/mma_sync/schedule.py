@@ -31,7 +31,7 @@ from tvmconv.registry import schedule
 from tvmconv.space import Columns, Knobs
 from tvmconv.space.search_space import ResourceUsage
 from tvmconv.workloads import Conv
-from tvmconv.workloads.layout import CHANNELS_FIRST
+from tvmconv.workloads.layout import CHANNELS_FIRST, CHANNELS_LAST
 
 from ...layout_conversion import build_channels_last_schedule, estimate_input_conversion_us
 from ..implicit_gemm_shape import VECTOR_BYTES, ImplicitGemmShape
@@ -63,14 +63,22 @@ def is_promising(w: Conv) -> bool:
     return gemm.groups == 1 or (gemm.channels_per_group * gemm.itemsize % VECTOR_BYTES == 0 and gemm.n >= MMA_N)
 
 
+def stages_stats(w: Conv) -> bool:
+    """Whether outputs with statistics are staged as they are stored: X is channels last, and there is no residual."""
+    has_no_residual = all(operation.argument_kind != "output" for operation in w.argument_ops)
+    return not w.returns_stats or (w.layout == CHANNELS_LAST and has_no_residual)
+
+
 @schedule(
     *("conv1d", "conv2d", "conv3d"),
     dtypes=DTYPES,
     usage=compute_layout_usage,
+    condition=stages_stats,
     search_if=is_promising,
     supersedes=("direct", "implicit_gemm", "tensor_core"),
     device_kinds=("cuda",),
     min_arch=80,
+    computes_stats=True,
 )
 def mma_sync(s: Schedule, w: Conv, k: Knobs) -> Schedule:
     """Tile pixels × channels over blocks and warps, and pipeline the k-tiles of the reduction."""

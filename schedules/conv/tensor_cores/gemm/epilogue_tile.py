@@ -1,0 +1,69 @@
+"""Division of a warpgroup's accumulators into subtiles, which pass through shared memory to their stores."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from tvmconv import tensor_map as maps
+from tvmconv.workloads.dtypes import get_itemsize
+
+from ....tir_builder import Expr
+from .atoms import ThreadPosition, WgmmaAtom
+from .smem_layout import SmemLayout
+from .tile_scheduler import WorkTile
+
+
+@dataclass(frozen=True)
+class EpilogueTile:
+    """Division of a warpgroup's accumulators into subtiles, each stored at once.
+
+    Attributes:
+        atom: The wgmma instruction.
+        m_atoms: Instructions of a warpgroup along M.
+        warpgroups: Number of warpgroups that share a work tile, along M.
+        dtype: Storage dtype of the output.
+        row_bytes: Bytes of a subtile's rows, which is the width of the swizzle.
+        stages: Subtiles of a warpgroup in shared memory.
+    """
+
+    atom: WgmmaAtom
+    m_atoms: int
+    warpgroups: int
+    dtype: str
+    row_bytes: int
+    stages: int
+
+    @property
+    def layout(self) -> SmemLayout:
+        """Layout of a subtile in shared memory."""
+        return SmemLayout(self.atom.m, self.row_bytes)
+
+    @property
+    def n(self) -> int:
+        """Columns of a subtile."""
+        return self.row_bytes // get_itemsize(self.dtype)
+
+    @property
+    def subtiles_n(self) -> int:
+        """Subtiles along N."""
+        return self.atom.n // self.n
+
+    def row(self, tile: WorkTile, warpgroup: Expr, m_atom: Expr) -> Expr:
+        """Return the first row of a subtile."""
+        return tile.m + warpgroup * (self.m_atoms * self.atom.m) + m_atom * self.atom.m
+
+    def select_fragment(
+        self, accumulators: Sequence[Expr], m_atom: int, n_idx: int, thread: ThreadPosition
+    ) -> tuple[list[Expr], Expr]:
+        """Return a thread's accumulators of a subtile, and the channel of the first one.
+
+        Accumulator 4j + 2h + e of an atom is in row 8h + lane / 4 and column 8j + 2 (lane % 4) + e of a warp's 16 rows.
+        """
+        first = m_atom * self.atom.num_accumulators + n_idx * self.n // 2
+        return [accumulators[first + e] for e in range(self.n // 2)], n_idx * self.n + thread.lane % 4 * 2
+
+    def tensor_map(self, m: int, n: int, groups: int) -> maps.TensorMap:
+        """Return the tensor map of the output, or of a residual: columns of a group, rows, groups."""
+        extents, strides, box = (n, m, groups), (n * groups, n), (self.n, self.atom.m, 1)
+        return maps.make_tiled_map(self.dtype, get_itemsize(self.dtype), extents, strides, box, self.row_bytes)
