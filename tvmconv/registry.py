@@ -257,8 +257,11 @@ class Schedule:
 
     @property
     def summary(self) -> str:
-        """First line of `doc`."""
-        return self.doc.partition("\n")[0]
+        """First line of `doc`; of a module with several schedules, that of the function's docstring."""
+        module = self.function.__module__
+        is_alone = len({s.name for s in _registry.values() if s.function.__module__ == module}) <= 1
+        doc = self.doc if is_alone else inspect.getdoc(self.function) or self.doc
+        return doc.partition("\n")[0]
 
     def describe_knob(self, knob: str) -> str:
         """Return the meaning of a knob, as the module `knob_descriptions` of its package has it.
