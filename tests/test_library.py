@@ -21,7 +21,7 @@ W = tc.parse("conv2d:1x4x8x8,4x4x3x3,s1,p1")
 
 def test_an_unknown_name_is_answered_with_those_there_are():
     with pytest.raises(
-        tc.ScheduleError, match=r"no schedule 'tilling' for conv2d.* in float32; there are: default, tiling"
+        tc.ScheduleError, match=r"no schedule 'tilling' for conv2d.* in float32; the nearest is tiling; there are"
     ):
         registry.find_schedule(W, "tilling")
 
@@ -132,6 +132,30 @@ def test_a_package_that_does_not_import_leaves_the_others(installed, caplog, sou
     assert warning.getMessage().endswith(" (others_broken.py:1)")
     with pytest.raises(tc.ScheduleError, match=r"no schedule 'broken' for conv2d.*package others_broken of schedules"):
         registry.find_schedule(W, "broken")
+
+
+SEVERAL = '''"""Two schedules."""
+from tvmconv.registry import schedule
+
+@schedule("conv2d")
+def first(s, w, k):
+    """The first of them."""
+
+@schedule("conv2d")
+def second(s, w, k): ...
+'''
+
+
+def test_modules_of_the_variable_are_found_in_the_folder(installed, tmp_path, monkeypatch):
+    (tmp_path / "others_listed.py").write_text(SEVERAL)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", [*sys.path])
+    monkeypatch.setenv(registry.SCHEDULES_VARIABLE, "others_listed, others_missing")
+    registry._load_schedule_packages.cache_clear()
+    summaries = {s.name: s.summary for s in tc.schedules(W)[-2:]}
+    assert summaries == {"first": "The first of them.", "second": "Two schedules."}
+    with pytest.raises(tc.ScheduleError, match="No module named 'others_missing'"):
+        registry.find_schedule(W, "third")
 
 
 def test_a_schedules_usage_keeps_its_space_within_limits(schedule_registry):

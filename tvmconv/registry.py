@@ -2,7 +2,7 @@
 
 A schedule is a function `f(s, w, k)` of an `s_tir.Schedule`, a workload and a `Knobs` object. It is registered by the
 decorator `@schedule(operator, …)` and has a file of its own. Packages with such files are found through the entry-point
-group `tvmconv.schedules`; the built-in package is always registered.
+group `tvmconv.schedules` and the environment variable `TVMCONV_SCHEDULES`; the built-in package is always registered.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from tvmconv import compat
 from tvmconv.errors import Error, HostError, KnobError, ScheduleError, ScheduleFailure, describe_error, log_traceback
 from tvmconv.html import make_html_details
 from tvmconv.requirements import describe_unmet
-from tvmconv.space import Columns, Config, Knobs, Value, format_value
+from tvmconv.space import Columns, Config, Knobs, Value, format_value, suggest_name
 from tvmconv.space.search_space import ANY_GPU, ResourceUsage, Space
 from tvmconv.target import BlockLimits, parse_arch_number
 from tvmconv.user_code import BUILT_IN, translate_user_errors
@@ -40,6 +40,7 @@ if TYPE_CHECKING:
     from tvmconv.workloads import Workload
 
 ENTRY_POINT_GROUP = "tvmconv.schedules"
+SCHEDULES_VARIABLE = "TVMCONV_SCHEDULES"  # names of modules, with commas between them
 DEVICE_KINDS = ("cuda", "opencl")
 
 _logger = logging.getLogger("tvmconv")
@@ -264,8 +265,11 @@ class Schedule:
 
     @property
     def summary(self) -> str:
-        """First line of `doc`."""
-        return self.doc.partition("\n")[0]
+        """First line of `doc`; of a module with several schedules, that of the function's docstring."""
+        module = self.function.__module__
+        is_alone = len({s.name for s in _registry.values() if s.function.__module__ == module}) <= 1
+        doc = self.doc if is_alone else inspect.getdoc(self.function) or self.doc
+        return doc.partition("\n")[0]
 
     def describe_knob(self, knob: str) -> str:
         """Return the meaning of a knob, as the module `knob_descriptions` of its package has it.
@@ -498,7 +502,7 @@ def _load_schedule_packages() -> dict[str, Error]:
     except (ImportError, AttributeError, MemoryError, OSError) as error:
         raise HostError(f"the schedules cannot be imported; is there enough memory? {describe_error(error)}") from error
     import_errors: dict[str, Error] = {}
-    for name in dict.fromkeys(entry.value for entry in importlib.metadata.entry_points(group=ENTRY_POINT_GROUP)):
+    for name in _list_schedule_packages():
         try:
             with translate_user_errors(f"package {name} of schedules", name):
                 _import_package(name)
@@ -507,6 +511,17 @@ def _load_schedule_packages() -> dict[str, Error]:
             _logger.warning("%s", error if isinstance(error, ScheduleFailure) else f"package {name}: {error}")
             log_traceback(error)
     return import_errors
+
+
+def _list_schedule_packages() -> list[str]:
+    """Return the names of the packages and modules of schedules: those of entry points, and those that
+    `$TVMCONV_SCHEDULES` lists, which may also be in the current folder.
+    """
+    installed = [entry.value for entry in importlib.metadata.entry_points(group=ENTRY_POINT_GROUP)]
+    listed = [name.strip() for name in os.environ.get(SCHEDULES_VARIABLE, "").split(",") if name.strip()]
+    if listed and (folder := os.getcwd()) not in sys.path:
+        sys.path.append(folder)  # builders get this path; at the end, where it hides no installed module
+    return list(dict.fromkeys(installed + listed))
 
 
 def _import_package(name: str) -> None:
@@ -581,10 +596,10 @@ def find_schedule(w: Workload, name: str) -> Schedule:
     if registered:
         assert registered.condition
         raise ScheduleError(f"{name} computes {w.operator} in {w.dtype}{describe_unmet(registered.condition, w)}")
-    available_names = ", ".join(s.name for s in schedules(w)) or "none"
-    reason = f"no schedule {name!r} for {w.operator} in {w.dtype}"
-    hint = "one of your own is known when its module has been imported (docs/extending.md)"
-    parts = [reason, f"there are: {available_names}", hint, *map(str, import_errors.values())]
+    names = [s.name for s in schedules(w)]
+    reason = f"no schedule {name!r} for {w.operator} in {w.dtype}{suggest_name(name, names)}"
+    hint = f"one of your own is found if {SCHEDULES_VARIABLE} names its module (docs/extending.md)"
+    parts = [reason, f"there are: {', '.join(names) or 'none'}", hint, *map(str, import_errors.values())]
     raise ScheduleError("; ".join(parts))
 
 

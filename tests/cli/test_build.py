@@ -1,4 +1,5 @@
 from tvmconv.cli import main
+from tvmconv.errors import CompileError
 from tvmconv.logs.record import Record
 from tvmconv.workloads import parse
 
@@ -17,7 +18,8 @@ def test_build_exports_the_fastest_of_a_log(capsys, tmp_path):
     page = (folder / "README.md").read_text(encoding="utf-8")
     assert "`tile_c=-1,4,1`" in page
     assert "1 µs" in page
-    assert "NVIDIA A100" in capsys.readouterr().err  # the log's device, which is not just any sm_80
+    notes = capsys.readouterr().err
+    assert "built is tiling with the knobs of a record, 1.00 µs on NVIDIA A100" in notes  # which is not just any sm_80
 
 
 def test_build_without_a_record_says_what_it_built(capsys, tmp_path):
@@ -39,3 +41,12 @@ def test_build_does_not_export_a_wrong_kernel(capsys, tmp_path, monkeypatch):
     status = main(["build", SMALL, "tiling", "--device", "opencl:0", "-o", str(tmp_path / "new")])
     assert (status, (tmp_path / "new").exists()) == (2, False)
     assert "is wrong by" in capsys.readouterr().err
+
+
+def test_build_of_no_kernel_leaves_the_folder_alone(tmp_path, monkeypatch):
+    def fail(*_args, **_options):
+        raise CompileError("NVRTC is not available")
+
+    monkeypatch.setattr("tvmconv.kernel.Kernel.cubin", property(fail))
+    assert main(["build", SMALL, "tiling", "--arch", "sm_80", "-o", str(tmp_path / "new")]) == 2
+    assert not (tmp_path / "new").exists()

@@ -2,6 +2,7 @@
 
 import contextlib
 import io
+import os
 import re
 
 import pytest
@@ -133,6 +134,9 @@ def test_a_fastest_kernel_is_shown_as_it_is_built(capsys):
         ([SMALL, "tiling:tuned"], f"no record of {SMALL} by tiling on"),
         ([SMALL, "tiling:tile_rc"], "expected KNOB=VALUE, such as tile_w=-1,2,16,2, not 'tile_rc'"),
         ([SMALL, "tiling:tile_rq=1"], "no knob 'tile_rq'"),
+        ([SMALL, "--arch", "sm_75"], f"no prediction for {SMALL} on sm_75"),
+        ([SMALL, "--log", os.devnull], f"{os.devnull}: no record of {SMALL} on a device like sm_90"),
+        ([SMALL, "--waterfall"], "--waterfall takes one schedule"),
         ([SMALL, "predicted", "--arch", "sm_75"], f"no prediction for {SMALL} on sm_75"),
         (
             [SMALL, "tiling", "--arch", "sm_80", "--sensitivity"],

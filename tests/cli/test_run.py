@@ -96,3 +96,9 @@ def test_a_long_naive_schedule_is_told_and_its_speed_up_absent(capsys, monkeypat
     said = capsys.readouterr()
     assert "× default" in said.out
     assert "left out" not in said.err
+
+
+@pytest.mark.parametrize("name", ["tuned", "predicted", "tiling:tuned", "tiling:tile_c=-1,2,2"])
+def test_names_of_kernels_that_only_explain_takes_are_one_line(name, capsys):
+    assert main(["run", SMALL, name]) == 2
+    assert f"run takes names of schedules, not {name!r}: --log adds the row tuned" in capsys.readouterr().err

@@ -123,6 +123,9 @@ def test_several_schedules_are_one_search_with_one_winner(tune, log, instant):
     status, out, _ = tune(SMALL, *HOW, "--schedule", "columns", "--trials", "9")
     row = out.splitlines()[1]
     winner = min(trials_of(log), key=lambda record: record.cost)
+    assert "The log has the search already" not in out
+    _, again, _ = tune(SMALL, *HOW, "--schedule", "columns", "--trials", "9")
+    assert "The log has the search already; its trials and seconds count, so that a larger --trials" in again
     assert status == 0
     assert row.split()[:3] == [SMALL, winner.schedule, "9"]
     assert format_significant(winner.cost * 1e6) in row.split()

@@ -58,10 +58,10 @@ def smaller_command(command, mark):
         return without_gpu(command)
     if command.startswith("tvmconv report --suite"):
         return f"{command} --only conv1"
-    explains = re.match("tvmconv (explain|report) conv|python -c .* explain conv", command)
+    explains = re.match(r"(\w+=\w+ )?tvmconv (explain|report) conv", command)
     if "--device opencl:0" not in command and (not explains or re.search("tuned|--log", command)):
         return command
-    if command.startswith("python"):
+    if not command.startswith("tvmconv"):
         return shlex.join(map(smaller_word, shlex.split(command)))
     return without_gpu(command) or command
 

@@ -187,7 +187,7 @@ def hooked(where):
         (lambda: torch.nn.Sequential(Conv2d(4, 4, 1).double()), X.double(), "float64"),
         (lambda: hooked("it"), X, "hooks"),
         (lambda: hooked("around"), X, "hooks"),
-        (computed, X, "a subclass of a convolution"),
+        (computed, X, "its weight is computed by SpectralNorm"),
         (lambda: torch.nn.Sequential(Conv2d(4, 4, 1)), X[0], "no batch axis"),
     ],
 )

@@ -18,6 +18,7 @@ from tvmconv.errors import CompileError
 from tvmconv.export import export
 from tvmconv.kernel import Kernel
 from tvmconv.logs.build import build
+from tvmconv.reports.tables import format_micros
 from tvmconv.tvm_import import import_tvm
 from tvmconv.verification import Verification
 
@@ -49,12 +50,24 @@ def run(args: argparse.Namespace) -> int:
     with options.report_fallbacks():
         built_kernel = build(workload, schedule, device=target_device, config=config, log=log)
         exported = export(built_kernel, args.out, verification=_verify_kernel(built_kernel))
+    if len(args.words) == 1:
+        _print_choice(built_kernel)
     options.print_device(args, target_device)
     for file in exported.files:
         print(file)
     if exported.library_error:
         print_note(f"kernel.so was left out, as {exported.library_error}")
     return 0
+
+
+def _print_choice(built_kernel: Kernel) -> None:
+    """Print which schedule was chosen, and where its knobs come from."""
+    record = built_kernel.record
+    if record:
+        source = f"the knobs of a record, {format_micros(record.cost)} µs on {record.device}"
+    else:
+        source = f"{'predicted' if built_kernel.prediction else 'default'} knobs"
+    print_note(f"built is {built_kernel.schedule.name} with {source}")
 
 
 def _verify_kernel(built_kernel: Kernel) -> Verification | None:

@@ -14,7 +14,7 @@ from tvmconv.analysis.sass.linked_sources import prefetch_listings
 from tvmconv.analysis.waterfall import compute_waterfall
 from tvmconv.cli import options, output
 from tvmconv.cli.errors import UsageError, print_note
-from tvmconv.cli.kernels import KERNEL_NAME_HELP, add_log_option, build_named_kernel
+from tvmconv.cli.kernels import KERNEL_NAME_HELP, PREDICTED, TUNED, add_log_option, build_named_kernel
 from tvmconv.cli.progress import progress_line
 from tvmconv.cli.run import FAILED_STATUS
 from tvmconv.devices import Device
@@ -39,8 +39,8 @@ from tvmconv.workloads import Workload
 def add_options(parser: argparse.ArgumentParser) -> None:
     """Add the options of the command."""
     options.add_workload_argument(parser)
-    text = f"{KERNEL_NAME_HELP}; several kernels are compared."
-    parser.add_argument("schedules", metavar="SCHEDULE", nargs="+", help=text)
+    text = f"{KERNEL_NAME_HELP}; several kernels are compared (default: {TUNED} with --log, else {PREDICTED})."
+    parser.add_argument("schedules", metavar="SCHEDULE", nargs="*", help=text)
     text = "Show for one schedule what the neighbouring values of each knob change"
     options.add_option(parser, "--sensitivity", None, text, former="--steps", action="store_true")
     text = "Show for one schedule what each knob gains, from the default config to the fastest one."
@@ -60,7 +60,7 @@ def run(args: argparse.Namespace) -> int:
         raise UsageError(f"{device.text} is not an NVIDIA architecture, which explain needs: choose one with --arch")
     device_spec = find_device_spec(device)
     for option in ("sensitivity", "waterfall"):
-        if getattr(args, option) and (len(args.schedules) > 1 or device_spec is None):
+        if getattr(args, option) and (len(args.schedules) != 1 or device_spec is None):
             raise UsageError(f"--{option} takes one schedule, and a GPU whose peak rates are known")
     if (args.json or args.csv) and (args.waterfall or args.sensitivity):
         raise UsageError("--json and --csv are for the counts of kernels, not for --waterfall and --sensitivity")
@@ -71,7 +71,7 @@ def run(args: argparse.Namespace) -> int:
         options.print_device(args, device)
         return 0
     kernels, failures = {}, []
-    for name in args.schedules:
+    for name in args.schedules or [TUNED if args.log else PREDICTED]:
         try:
             kernels[name] = build_named_kernel(name, workload, device, dict(args.set), args.log)
         except ScheduleFailure as failure:

@@ -11,7 +11,8 @@ import json
 
 from tvmconv import devices, naive_cost
 from tvmconv.cli import options, output
-from tvmconv.cli.errors import print_note
+from tvmconv.cli.errors import UsageError, print_note
+from tvmconv.cli.kernels import PREDICTED, TUNED
 from tvmconv.cli.progress import progress_line
 from tvmconv.experiments.preparation import find_omitted_naive
 from tvmconv.experiments.results import Result
@@ -50,6 +51,10 @@ def run(args: argparse.Namespace) -> int:
     """Print a table or a line of JSON for each workload, and for a suite a table of all its layers at the end."""
     schedules = args.words
     args.workload = schedules.pop(0) if schedules and args.suite is None else None
+    for name in schedules:
+        if name in (TUNED, PREDICTED) or ":" in name:
+            hint = f"--log adds the row {TUNED}, and --set changes knobs"
+            raise UsageError(f"run takes names of schedules, not {name!r}: {hint}")
     selection = options.parse_selection(args, "run")
     for file in list_log_files(args.log):  # fails before any kernel is measured
         with translate_os_errors(file, "read"):

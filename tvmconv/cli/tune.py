@@ -67,8 +67,8 @@ def add_search_options(parser: argparse.ArgumentParser) -> None:
     options.add_option(parser, "--trials", "N", text, type=options.parse_count)
     limits = parser.add_mutually_exclusive_group()
     text = (
-        "Time limit in seconds for each workload, final timings included; for a single workload from the start of the "
-        "command, for the layers of a suite from the time at which the search can start"
+        "Time limit in seconds for each workload, final timings and earlier searches in the log included; for a single "
+        "workload from the start of the command, for the layers of a suite from the time at which the search can start"
     )
     options.add_option(limits, "--seconds", "T", text, type=options.parse_positive)
     text = "Time limit in seconds for all workloads, divided by the expected cost of each in the network"
@@ -109,7 +109,8 @@ def run(args: argparse.Namespace) -> int:
         print(make_results_table(results, network).format_csv(), end="")
     else:
         print(output.format_table(make_results_table(results, network), is_wide=args.wide))
-        lines = describe_skipped(results) + describe_unconfirmed(results) + describe_phases(results)
+        lines = describe_skipped(results) + describe_resumed(results) + describe_unconfirmed(results)
+        lines += describe_phases(results)
         for line in lines + options.describe_sampled(chosen_workloads, args.verify):
             print(line)
         print("\n".join(suggest_commands(args, results)))
@@ -276,6 +277,15 @@ def describe_unconfirmed(results: Sequence[SearchResult]) -> list[str]:
         for workload, name, tuned in results
         if tuned.final and not tuned.final.final
     ]
+
+
+def describe_resumed(results: Sequence[SearchResult]) -> list[str]:
+    """Return at most one line, which says that the log has whole searches, so that they measured nothing."""
+    statuses = [result.status for _, _, result in results if not result.omitted]
+    number = sum(status.num_trials == status.num_resumed > 0 for status in statuses)
+    scope = "the search" if len(results) == 1 else f"the searches of {number} of {len(results)} workloads"
+    note = f"The log has {scope} already; its trials and seconds count, so that a larger --trials or --seconds goes on."
+    return [note] if number else []
 
 
 def describe_skipped(results: Sequence[SearchResult]) -> list[str]:

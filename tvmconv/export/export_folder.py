@@ -37,8 +37,14 @@ def export(kernel: Kernel, folder: Path, *, verification: Verification | None = 
     The files are `kernel.cu` and `kernel.cubin` for CUDA or `kernel.cl` for OpenCL, `kernel.json`, and a `README.md`
     with examples that run. CUDA kernels also get `kernel.so` if a C++ compiler can link it and all arguments are in
     global memory. For OpenCL, TVM's wheel has no runtime that could load a library. Files of an earlier export are
-    replaced.
+    replaced, unless the kernel cannot be compiled.
+
+    Raises:
+        CompileError: The kernel cannot be compiled.
+        Error: The folder holds something else.
     """
+    if kernel.device.kind == "cuda":
+        _ = kernel.cubin  # compiles before any file is written
     folder.mkdir(parents=True, exist_ok=True)
     if (folder / README_NAME).exists() and not (folder / JSON_NAME).exists():
         raise Error(f"{folder / README_NAME} does not belong to an exported kernel: expected another folder")
@@ -126,19 +132,20 @@ def describe_kernel(kernel: Kernel, verification: Verification | None) -> dict[s
 
 
 def _describe_compiled_kernel(compiled_kernel: CompiledKernel, names: Sequence[str]) -> dict[str, Any]:
+    resources = compiled_kernel.resources
     return {
         "function": compiled_kernel.name,
         "parameters": [names[i] for i in compiled_kernel.arguments],
         "grid": compiled_kernel.launch.grid,
         "block": compiled_kernel.launch.block,
         "cluster": compiled_kernel.launch.cluster,
-        "shared_bytes": compiled_kernel.shared_bytes,
+        "shared_bytes": resources.shared_bytes if resources else compiled_kernel.shared_bytes,  # ptxas aligns arrays
         "dynamic_shared_bytes": compiled_kernel.dynamic_shared_bytes,
         "tensor_maps": [
             {"parameter": position, **tensor_map.to_dict()} for position, tensor_map in compiled_kernel.tensor_maps
         ],
-        "registers": compiled_kernel.resources.registers if compiled_kernel.resources else None,
-        "spills": compiled_kernel.resources.spills if compiled_kernel.resources else None,
+        "registers": resources.registers if resources else None,
+        "spills": resources.spills if resources else None,
     }
 
 

@@ -105,8 +105,9 @@ def _format_measurement(description: Mapping[str, Any]) -> str:
     sentences = ["The time of this kernel was not measured."]
     if measured:
         sentences = [
-            f"{measured['seconds'] * 1e6:,.4g} µs ({measured['gflops']:,.4g} GFLOP/s), the median on "
-            f"{measured['device']}, {_format_date(measured['timestamp'])}: from the tuning log that chose this kernel."
+            f"{_format_number(measured['seconds'] * 1e6)} µs ({_format_number(measured['gflops'])} GFLOP/s), the "
+            f"median on {measured['device']}, {_format_date(measured['timestamp'])}: from the tuning log that chose "
+            "this kernel."
         ]
         if measured["relative_error"] is not None:
             error = f"{measured['relative_error']:.2g}"
@@ -118,6 +119,11 @@ def _format_measurement(description: Mapping[str, Any]) -> str:
     else:
         sentences.append("These files were compiled without being run.")
     return " ".join(sentences)
+
+
+def _format_number(value: float) -> str:
+    """Return a number with four significant digits, and all integer digits: 5.881, 17,858."""
+    return f"{value:,.0f}" if value >= 1000 else f"{value:.4g}"
 
 
 def _format_date(timestamp: float) -> str:

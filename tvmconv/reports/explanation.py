@@ -290,7 +290,8 @@ def compare_kernels(
     """
     names = names or [kernel.schedule.name for kernel in kernels]
     table = make_quantities_table(kernels, device_spec, names)
-    lines = [f"{kernels[0].workload} on {kernels[0].device.text}", *_format_configs(kernels, names), ""]
+    times_for = f", with times for {device_spec.name}" if device_spec else ""
+    lines = [f"{kernels[0].workload} on {kernels[0].device.text}{times_for}", *_format_configs(kernels, names), ""]
     lines.append(formatter(table))
     if device_spec is None:
         return "\n".join(lines)

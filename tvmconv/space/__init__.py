@@ -15,6 +15,7 @@ from tvmconv.space.knobs import (
     format_value,
     parse_value,
     suggest_knob,
+    suggest_name,
 )
 
 __all__ = [
@@ -32,4 +33,5 @@ __all__ = [
     "format_value",
     "parse_value",
     "suggest_knob",
+    "suggest_name",
 ]

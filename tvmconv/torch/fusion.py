@@ -7,6 +7,7 @@ from typing import Any, Protocol
 
 import torch
 from torch import fx
+from torch.nn.utils import parametrize
 
 from tvmconv.errors import ModelError, WorkloadError
 from tvmconv.torch.activation_match import list_value_readers
@@ -176,8 +177,17 @@ def match_convolutions(
     matched_paths = {site.path for site in sites}
     for path, module in model.named_modules():
         if isinstance(module, tuple(CONVOLUTIONS)) and (path or ROOT_PATH) not in matched_paths:
-            sites.append(ConvSite(path, reason=NOT_RUN_REASON))
+            sites.append(ConvSite(path, reason=_explain_unmatched(module)))
     return sites
+
+
+def _explain_unmatched(module: Any) -> str:
+    """Return the reason for which a convolution of a model was not found in its graphs."""
+    if not parametrize.is_parametrized(module):
+        return NOT_RUN_REASON
+    steps = [step for steps in module.parametrizations.values() for step in steps]
+    names = ", ".join(dict.fromkeys(type(step).__name__.lstrip("_") for step in steps))
+    return f"its weight is computed by {names}, which cannot be fused, or it did not run on the example"
 
 
 def _replace_convolutions(
