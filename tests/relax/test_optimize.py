@@ -47,6 +47,29 @@ def test_chain_is_transposed_at_its_borders_only(residual):
     assert text.count("permute_dims") == 2  # the input, which is also the residual, and the output
 
 
+class Gated(nn.Module):
+    """A pooling, a gate of the channels and a concatenation between convolutions."""
+
+    def __init__(self):
+        super().__init__()
+        self.first, self.gate, self.last = nn.Conv2d(4, 8, 3), nn.Conv2d(8, 8, 1), nn.Conv2d(20, 4, 1)
+
+    def forward(self, x):
+        y = nn.functional.max_pool2d(nn.functional.silu(self.first(x)), 3, 2, 1)
+        gated = torch.sigmoid(self.gate(y.mean((2, 3), keepdim=True))) * y
+        return self.last(torch.cat([gated, y, nn.functional.avg_pool2d(x, 3, 2, ceil_mode=True)[..., :4, :6]], 1))
+
+
+def test_operations_between_channels_last_kernels_are_done_channels_last():
+    model = randomized(Gated())
+    optimized = tvmconv.relax.optimize_with_report(exported(model, X), "llvm", layout="nhwc")
+    assert optimized.report.num_replaced == 3
+    text = optimized.mod["main"].script()
+    assert text.count("permute_dims") == 3  # the input, its pooled and sliced copy, and the output
+    assert text.count(' layout="NHWC"') == 1
+    assert differ(optimized.compile(), model, X) < 1e-5
+
+
 @pytest.mark.parametrize(
     ("model", "x"),
     [

@@ -25,6 +25,7 @@ class Candidate:
     schedule: registry.Schedule
     config: Config
     config_source: str  # source of the config, a text that starts with `TUNED`, `PREDICTED` or `DEFAULT_CONFIG`
+    seconds: float | None = None  # measured or predicted seconds per launch
 
 
 def iterate_candidates(logs: RecordIndex | LogPaths, workload: Workload, device: Device) -> Iterator[Candidate]:
@@ -44,9 +45,11 @@ def iterate_candidates(logs: RecordIndex | LogPaths, workload: Workload, device:
             schedule.check_runs_on(device.kind, device.arch, device.text)
         except ScheduleError:
             continue
-        yield Candidate(schedule, record.config, describe_config_source(device_match, record, workload))
+        yield Candidate(schedule, record.config, describe_config_source(device_match, record, workload), record.cost)
     predicted_candidates = (
-        Candidate(registry.find_schedule(workload, prediction.schedule), prediction.config, PREDICTED)
+        Candidate(
+            registry.find_schedule(workload, prediction.schedule), prediction.config, PREDICTED, prediction.seconds
+        )
         for prediction in recommend_configs(workload, device)
     )
     yield from islice(predicted_candidates, 1)

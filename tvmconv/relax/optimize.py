@@ -124,19 +124,24 @@ def optimize_with_report(
     compile_target = resolve_target(target)
     finder = KernelFinder(compile_target, log, creates_log=seconds is not None)
     prepared = _prepare_module(mod)
-    planned, lines = _plan_functions(prepared, compile_target, finder, seconds, layout)
+    planned, lines = _plan_functions(prepared, compile_target, layout)
+    workloads = [workload for sites in planned.values() for _, workload in sites]
+    if seconds is not None:
+        finder.search(Counter(workloads), seconds)
+    finder.build(workloads)
     replacements: dict[str, list[Replacement]] = {}
     for name, sites in planned.items():
         found = [_find_kernel(finder, name, site, workload) for site, workload in sites]
         replacements[name] = [replacement for replacement, _ in found if replacement]
         lines += [line for _, line in found]
-    new_mod = replace_convolutions(prepared, replacements)
+    arch = compile_target.device.arch if compile_target.device else None
+    new_mod = replace_convolutions(prepared, replacements, arch)
     return OptimizedModule(new_mod, ModuleReport(tuple(lines)), compile_target.target)
 
 
 def _prepare_module(mod: IRModule) -> IRModule:
     """Return a module whose 2-D convolutions are channels first, and whose constants are computed."""
-    passes = [relax.transform.FoldConstant()]
+    passes = [relax.transform.CanonicalizeBindings(), relax.transform.FoldConstant()]
     if any("NHWC" in str(layout) for layout in _list_data_layouts(mod)):
         passes = [relax.transform.ConvertLayout(CHANNELS_FIRST_LAYOUTS), *passes]
     return tvm.ir.transform.Sequential(passes)(mod)
@@ -170,23 +175,14 @@ def _is_foreign(function: relax.Function) -> bool:
 Planned = dict[str, list[tuple[RelaxConvolution, ConvOperator]]]
 
 
-def _plan_functions(
-    mod: IRModule, target: CompileTarget, finder: KernelFinder, seconds: float | None, layout: Layout
-) -> tuple[Planned, list[ConvolutionReport]]:
-    """Return the convolutions of each function with their layouts, after a search if it has a time limit, and the
-    reports on those that are no workload.
-    """
-    sites_by_function: dict[str, list[RelaxConvolution]] = {}
+def _plan_functions(mod: IRModule, target: CompileTarget, layout: Layout) -> tuple[Planned, list[ConvolutionReport]]:
+    """Return the convolutions of each function with their layouts, and the reports on those that are no workload."""
+    planned: Planned = {}
     lines: list[ConvolutionReport] = []
     for name, function in _list_functions(mod).items():
-        sites_by_function[name], reasons = find_sites(function)
+        sites, reasons = find_sites(function)
         lines += [ConvolutionReport(name, label, "", TVM_NAME, reason=reason) for label, reason in reasons.items()]
-    planned: Planned = {}
-    for name, sites in sites_by_function.items():
-        workloads = plan_layouts(sites, target.device, layout, lambda workload: finder.find(workload).seconds)
-        planned[name] = list(zip(sites, workloads, strict=True))
-    if seconds is not None:
-        finder.search(Counter(workload for each in planned.values() for _, workload in each), seconds)
+        planned[name] = list(zip(sites, plan_layouts(sites, target.device, layout), strict=True))
     return planned, lines
 
 
