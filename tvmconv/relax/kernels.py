@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import functools
 import os
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from tvmconv import devices
 from tvmconv.compiler.executable import Executable
@@ -22,12 +23,14 @@ from tvmconv.measure import kernel_cache
 from tvmconv.measure.builder import BuilderInput, build_all
 from tvmconv.measure.workers.pool import keep_workers_alive
 from tvmconv.relax.launcher import check_executable
+from tvmconv.relax.packing import PackedExecutable, pack_weight, remove_prepack_kernels
 from tvmconv.search.options import TuneOptions
 from tvmconv.search.task_scheduler import tune_tasks
 from tvmconv.space import Config
 from tvmconv.workloads import Workload
 
 if TYPE_CHECKING:
+    from numpy.typing import NDArray
     from tvm.target import Target
     from tvm.tirx import PrimFunc
 
@@ -49,6 +52,21 @@ class FoundKernel:
     executable: Executable | None = None
     seconds: float | None = None  # measured or predicted seconds per launch
     config: Config = field(default_factory=dict)
+    build: Callable[[], Kernel] | None = None  # builds the compiled kernel again, with its TIR
+
+    @functools.cached_property
+    def packed(self) -> PackedExecutable | None:
+        """The compiled kernel for packed weights; None if it packs no weight."""
+        if self.executable is None or not self.executable.num_prepack_kernels:
+            return None
+        return remove_prepack_kernels(self.executable)
+
+    def pack_weight(self, weight: NDArray[Any]) -> list[NDArray[Any]]:
+        """Return the packed arrays of a weight that has the memory order of the kernel."""
+        assert self.packed is not None
+        assert self.build is not None
+        workspace = pack_weight(self.build().lowered_module, weight)
+        return [workspace[index] for index in self.packed.packed_indices]
 
 
 @dataclass(frozen=True)
@@ -158,7 +176,7 @@ class KernelFinder:
                 try:
                     if isinstance(executable, Error):
                         raise executable
-                    self._found[queue.workload.text] = _make_external(queue, candidate, executable)
+                    self._found[queue.workload.text] = _make_external(queue, candidate, executable, device)
                     del candidates[queue.workload.text]
                 except Error as error:
                     queue.add_failure(error)
@@ -274,10 +292,8 @@ def _build_executables(inputs: Sequence[tuple[Workload, Candidate]], device: Dev
     return results  # type: ignore[return-value]
 
 
-def _make_external(queue: _CandidateQueue, candidate: Candidate, executable: Executable) -> FoundKernel:
+def _make_external(queue: _CandidateQueue, candidate: Candidate, executable: Executable, device: Device) -> FoundKernel:
     """Return a compiled kernel as an external function; raise CompileError if it cannot be one."""
-    if executable.num_prepack_kernels:
-        raise CompileError(f"{candidate.schedule.name} packs the weight in a launch of its own, at each call")
     check_executable(executable, candidate.schedule.name)
     return FoundKernel(
         make_symbol(queue.workload),
@@ -286,6 +302,9 @@ def _make_external(queue: _CandidateQueue, candidate: Candidate, executable: Exe
         executable=executable,
         seconds=candidate.seconds,
         config=candidate.config,
+        build=functools.cache(
+            functools.partial(build_for_device, queue.workload, candidate.schedule, device, candidate.config)
+        ),
     )
 
 

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 from tvm import relax
-from tvm.ir import Call, GenericConst, IRModule
+from tvm.ir import GenericConst, IRModule
 
+from tvmconv.compiler.executable import Executable
 from tvmconv.relax.kernels import FoundKernel
 from tvmconv.relax.launcher import make_launcher_module
 from tvmconv.relax.layout_ops import list_layout_operands, make_channels_last, permute
@@ -54,11 +55,9 @@ def replace_convolutions(
         if function_replacements:
             rewriter.rewrite(name, function_replacements)
     new_mod = rewriter.builder_.get()
-    kernels = {r.kernel.symbol: r.kernel for each in replacements.values() for r in each}
-    executables = {symbol: kernel.executable for symbol, kernel in kernels.items() if kernel.executable is not None}
-    if executables:
+    if rewriter.executables:
         others = (mod.attrs or {}).get(EXTERNAL_MODULES, [])
-        new_mod = new_mod.with_attr(EXTERNAL_MODULES, [*others, make_launcher_module(executables, arch)])
+        new_mod = new_mod.with_attr(EXTERNAL_MODULES, [*others, make_launcher_module(rewriter.executables, arch)])
     return relax.transform.DeadCodeElimination()(new_mod)
 
 
@@ -74,6 +73,7 @@ class _ConvReplacer(relax.PyExprMutator):
         self._channels_last: dict[relax.Expr, relax.Expr] = {}
         self._native: set[relax.Expr] = set()
         self._functions: dict[str, Any] = {}
+        self.executables: dict[str, Executable] = {}  # of the external functions that are called, by name
 
     def rewrite(self, name: str, replacements: Sequence[Replacement]) -> None:
         """Rewrite a function of the module."""
@@ -108,7 +108,7 @@ class _ConvReplacer(relax.PyExprMutator):
         is_local = isinstance(binding.var, relax.DataflowVar)
         self.set_var_remap(binding.var, self.builder_.emit(value) if is_local else self.builder_.emit_output(value))
 
-    def _make_call(self, replacement: Replacement) -> Call:
+    def _make_call(self, replacement: Replacement) -> relax.Expr:
         site, workload, kernel = replacement.site, replacement.workload, replacement.kernel
         arguments = {
             workload.OPERANDS[0]: lambda: self._read_tensor(site.x, replacement),
@@ -116,13 +116,32 @@ class _ConvReplacer(relax.PyExprMutator):
             "bias": lambda: relax.const(site.bias.astype(ACCUMULATOR), ACCUMULATOR),
             "add": lambda: self._read_tensor(site.residual, replacement),
         }
-        args = [arguments[name]() for name in workload.argument_names[:-1]]
-        out_type = relax.TensorType(workload.argument_shapes[-1], workload.argument_dtypes[-1])
+        names = workload.argument_names[:-1]
         if kernel.function is None:
-            return relax.call_dps_packed(kernel.symbol, args, out_ty=out_type)
+            return self._call_external(replacement, [arguments[name] for name in names])
+        args = [arguments[name]() for name in names]
+        out_type = relax.TensorType(workload.argument_shapes[-1], workload.argument_dtypes[-1])
         if kernel.symbol not in self._functions:
             self._functions[kernel.symbol] = self.builder_.add_func(kernel.function, kernel.symbol)
         return relax.call_tir(self._functions[kernel.symbol], args, out_ty=out_type)
+
+    def _call_external(self, replacement: Replacement, arguments: Sequence[Callable[[], relax.Expr]]) -> relax.Expr:
+        """Return the result of a call of compiled code, which takes its workspace as further results."""
+        site, kernel = replacement.site, replacement.kernel
+        symbol, executable, packed = kernel.symbol, kernel.executable, kernel.packed
+        if packed is not None and isinstance(site.weight, GenericConst):
+            symbol, executable = f"{symbol}_packed", packed.executable
+            weight = make_weight(site, site.weight.value.numpy(), channels_last=replacement.channels_last)
+            args = [arguments[index]() for index in packed.input_indices]
+            args += [relax.const(array, str(array.dtype)) for array in kernel.pack_weight(weight)]
+        else:
+            args = [argument() for argument in arguments]
+        assert executable is not None
+        self.executables[symbol] = executable
+        results = [executable.output, *executable.workspace]
+        types = [relax.TensorType(array.shape, array.dtype) for array in results]
+        call = relax.call_dps_packed(symbol, args, out_ty=types if len(types) > 1 else types[0])
+        return relax.TupleGetItem(self.builder_.emit(call), 0) if len(types) > 1 else call
 
     def _read_tensor(self, expr: relax.Expr, replacement: Replacement) -> relax.Expr:
         return self._read_channels_last(expr) if replacement.channels_last else self.visit_expr(expr)
