@@ -169,9 +169,17 @@ def test_opencl_kernels_are_those_of_build(residual):
         assert body in device.inspect_source()
 
 
+def test_float16_model_has_its_epilogues_in_the_kernels(residual):
+    model, mod = residual
+    optimized = tvmconv.relax.optimize_with_report(tvmconv.relax.to_float16(mod), "llvm", layout="nhwc")
+    texts = [line.workload.partition("f16,nhwc,")[2] for line in optimized.report.lines]
+    assert texts == ["bias,relu6", "bias,silu", "bias"]  # the residual is the input in float32
+    assert differ(optimized.compile(), model, X) < 5e-3
+
+
 def test_half_precision_chain_runs_channels_last_on_tensor_cores():
     chain = nn.Sequential(nn.Conv2d(64, 64, 3, padding=1), nn.ReLU(), nn.Conv2d(64, 64, 1)).eval()
-    mod = relax.transform.ToMixedPrecision("float16")(exported(chain, torch.randn(1, 64, 14, 14)))
+    mod = tvmconv.relax.to_float16(exported(chain, torch.randn(1, 64, 14, 14)))
     optimized = tvmconv.relax.optimize_with_report(mod, "sm_80")
     assert [line.workload for line in optimized.report.lines] == [
         "conv2d:1x64x14x14,64x64x3x3,s1,p1,f16,nhwc,bias,relu",

@@ -8,6 +8,15 @@ Examples:
 
 from tvmconv.relax.optimize import OptimizedModule, optimize, optimize_with_report
 from tvmconv.relax.pipeline import make_pipeline
+from tvmconv.relax.precision import to_float16
 from tvmconv.relax.report import ConvolutionReport, ModuleReport
 
-__all__ = ["ConvolutionReport", "ModuleReport", "OptimizedModule", "make_pipeline", "optimize", "optimize_with_report"]
+__all__ = [
+    "ConvolutionReport",
+    "ModuleReport",
+    "OptimizedModule",
+    "make_pipeline",
+    "optimize",
+    "optimize_with_report",
+    "to_float16",
+]

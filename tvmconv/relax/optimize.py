@@ -13,6 +13,7 @@ from tvm.ir import IRModule
 from tvmconv.errors import Error, ModelError
 from tvmconv.relax.kernels import CompileTarget, FoundKernel, KernelFinder, resolve_target
 from tvmconv.relax.layouts import Layout, plan_layouts, validate_layout
+from tvmconv.relax.precision import fold_casts
 from tvmconv.relax.report import TVM_NAME, ConvolutionReport, ModuleReport
 from tvmconv.relax.rewriting import Replacement, replace_convolutions
 from tvmconv.relax.sites import RelaxConvolution, find_sites
@@ -141,7 +142,7 @@ def optimize_with_report(
 
 def _prepare_module(mod: IRModule) -> IRModule:
     """Return a module whose 2-D convolutions are channels first, and whose constants are computed."""
-    passes = [relax.transform.CanonicalizeBindings(), relax.transform.FoldConstant()]
+    passes = [relax.transform.CanonicalizeBindings(), fold_casts, relax.transform.FoldConstant()]
     if any("NHWC" in str(layout) for layout in _list_data_layouts(mod)):
         passes = [relax.transform.ConvertLayout(CHANNELS_FIRST_LAYOUTS), *passes]
     return tvm.ir.transform.Sequential(passes)(mod)
