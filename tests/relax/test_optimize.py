@@ -109,14 +109,40 @@ def test_value_with_another_reader_is_not_fused():
     assert differ(optimized.compile(), model, X) < 1e-5
 
 
-def test_symbolic_batch_stays_with_tvm_and_is_reported():
-    model = nn.Conv2d(4, 4, 3, padding=1).eval()
+@pytest.fixture(scope="module")
+def symbolic():
+    model = randomized(nn.Sequential(nn.Conv2d(4, 4, 3, padding=1), nn.BatchNorm2d(4), nn.ReLU()))
     program = torch.export.export(model, (X,), dynamic_shapes=({0: torch.export.Dim("batch", min=2, max=8)},))
-    mod = relax.frontend.torch.from_exported_program(program)
+    return model, relax.frontend.torch.from_exported_program(program)
+
+
+def test_symbolic_batch_stays_with_tvm_and_is_reported(symbolic):
+    model, mod = symbolic
     optimized = tvmconv.relax.optimize_with_report(mod, "llvm")
     (line,) = optimized.report.lines
-    assert (line.implementation, line.reason) == ("TVM", "a size is symbolic: expected numbers")
+    assert line.implementation == "TVM"
+    assert line.reason == "a size is symbolic: expected numbers, or batch_sizes for a symbolic batch"
     assert differ(optimized.compile(), model, X) < 1e-5
+
+
+def test_batch_sizes_have_kernels_of_their_own(symbolic):
+    model, mod = symbolic
+    optimized = tvmconv.relax.optimize_with_report(mod, "llvm", batch_sizes=(2, 5))
+    lines = {line.function: line for line in optimized.report.lines}
+    assert {name: line.workload.split(",")[0] for name, line in lines.items()} == {
+        "main_batch2": "conv2d:2x4x10x14",
+        "main_batch5": "conv2d:5x4x10x14",
+        "main_batch_any": "",
+    }
+    executable = optimized.compile()
+    for batch in (2, 3, 5):
+        assert differ(executable, model, torch.randn(batch, *X.shape[1:])) < 1e-5
+
+
+@pytest.mark.parametrize(("sizes", "message"), [((2, 2), "different positive"), ((0,), "different positive")])
+def test_wrong_batch_sizes_are_refused(symbolic, sizes, message):
+    with pytest.raises(TuningError, match=message):
+        tvmconv.relax.optimize(symbolic[1], "llvm", batch_sizes=sizes)
 
 
 def test_exported_library_loads_in_a_fresh_process(residual, tmp_path):
@@ -151,6 +177,8 @@ def test_errors_name_what_is_accepted(residual):
         tvmconv.relax.optimize("model", "llvm")
     with pytest.raises(TuningError, match="auto, nchw, nhwc"):
         tvmconv.relax.optimize(mod, "llvm", layout="chwn")
+    with pytest.raises(ModelError, match="no function has a symbolic size"):
+        tvmconv.relax.optimize(mod, "llvm", batch_sizes=[1])
     with pytest.raises(DeviceError, match="omit seconds"):
         tvmconv.relax.optimize(mod, "llvm", seconds=1)
     with pytest.raises(DeviceError, match="expected cuda, opencl or llvm"):

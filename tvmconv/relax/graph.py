@@ -193,7 +193,7 @@ def read_convolution(call: Call) -> ConvOperator:
         raise WorkloadError(f"layouts {' '.join(layouts)}: expected {' '.join(expected)}")
     x, weight = map(list_sizes, call.args)
     if x is None or weight is None:
-        raise WorkloadError("a size is symbolic: expected numbers")
+        raise WorkloadError("a size is symbolic: expected numbers, or batch_sizes for a symbolic batch")
     dtype, result_dtype = str(call.args[0].ty.dtype), str(call.ty.dtype)
     if result_dtype != dtype:
         raise WorkloadError(f"the output is {result_dtype}: expected {dtype}, as the input")

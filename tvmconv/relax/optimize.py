@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections import Counter
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 import tvm
@@ -17,6 +18,7 @@ from tvmconv.relax.precision import fold_casts
 from tvmconv.relax.report import TVM_NAME, ConvolutionReport, ModuleReport
 from tvmconv.relax.rewriting import Replacement, replace_convolutions
 from tvmconv.relax.sites import RelaxConvolution, find_sites
+from tvmconv.relax.symbolic import specialize_batch
 from tvmconv.search.options import TuneOptions
 from tvmconv.workloads.conv_operator import ConvOperator
 
@@ -67,6 +69,7 @@ def optimize(
     log: str | os.PathLike[str] | None = None,
     seconds: float | None = None,
     layout: Layout = "auto",
+    batch_sizes: Sequence[int] = (),
 ) -> IRModule:
     """Return a Relax module whose convolutions call tuned kernels of tvmconv, to be compiled by any pipeline of TVM.
 
@@ -82,22 +85,24 @@ def optimize(
             come from the packaged logs or from predictions.
         seconds: Time limit of a search on the GPU of the target for layers that the log does not cover; None for no
             search.
-        layout: "auto" runs chains of convolutions channels last inside where this is faster, "nhwc" all, "nchw" none.
+        layout: "auto" runs 16-bit convolutions channels last inside on CUDA, "nhwc" all, "nchw" none.
+        batch_sizes: Batch sizes of a model with a symbolic batch that have kernels of their own; TVM's code computes
+            other sizes. Each size adds a copy of the weights to the library.
 
     Returns:
         The module. Its function `main` takes and returns tensors of the same shapes as before.
 
     Raises:
-        ModelError: `mod` is not a module of TVM.
+        ModelError: `mod` is not a module of TVM, or has no symbolic batch for `batch_sizes`.
         DeviceError: There is no such target, or no GPU for a search.
-        TuningError: `layout` has another value, or `seconds` is not a positive number.
+        TuningError: `layout` has another value, or `seconds` or a batch size is not a positive number.
         Error: The log cannot be read or written.
 
     Examples:
         >>> import tvmconv.relax
         >>> mod = tvmconv.relax.optimize(mod, "sm_90", log="resnet18.jsonl")  # doctest: +SKIP
     """
-    return optimize_with_report(mod, target, log=log, seconds=seconds, layout=layout).mod
+    return optimize_with_report(mod, target, log=log, seconds=seconds, layout=layout, batch_sizes=batch_sizes).mod
 
 
 def optimize_with_report(
@@ -107,6 +112,7 @@ def optimize_with_report(
     log: str | os.PathLike[str] | None = None,
     seconds: float | None = None,
     layout: Layout = "auto",
+    batch_sizes: Sequence[int] = (),
 ) -> OptimizedModule:
     """Optimize a module as `optimize` does, and return it together with a report on each convolution.
 
@@ -124,6 +130,8 @@ def optimize_with_report(
         raise ModelError(f"expected a tvm.IRModule with Relax functions, not {type(mod).__name__}")
     compile_target = resolve_target(target)
     finder = KernelFinder(compile_target, log, creates_log=seconds is not None)
+    if batch_sizes:
+        mod = specialize_batch(mod, list(_list_functions(mod)), batch_sizes)
     prepared = _prepare_module(mod)
     planned, lines = _plan_functions(prepared, compile_target, layout)
     workloads = [workload for sites in planned.values() for _, workload in sites]
