@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import math
 import os
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -11,6 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from tvmconv import devices
+from tvmconv.compiler.device_lowering import needs_pass_options
 from tvmconv.compiler.executable import Executable
 from tvmconv.deadline import Deadline
 from tvmconv.devices import Device
@@ -112,10 +114,19 @@ class KernelFinder:
         target: What the kernels are for.
         log: Path of a log; None for the packaged logs alone.
         creates_log: Whether the log may be missing, because a search will write it.
+        needs_functions: Whether kernels for CUDA are functions of TIR, too, and not compiled code.
     """
 
-    def __init__(self, target: CompileTarget, log: str | os.PathLike[str] | None, *, creates_log: bool = False) -> None:
+    def __init__(
+        self,
+        target: CompileTarget,
+        log: str | os.PathLike[str] | None,
+        *,
+        creates_log: bool = False,
+        needs_functions: bool = False,
+    ) -> None:
         self._target, self._log, self._creates_log = target, log, creates_log
+        self._needs_functions = needs_functions
         self._record_index: RecordIndex | None = None
         self._found: dict[str, FoundKernel | Error] = {}
 
@@ -146,7 +157,7 @@ class KernelFinder:
         """Build the kernels of workloads, which `find` returns; several processes compile kernels for CUDA."""
         remaining = {workload.text: workload for workload in workloads if workload.text not in self._found}
         device = self._target.device
-        if device is not None and device.kind == "cuda":
+        if device is not None and device.kind == "cuda" and not self._needs_functions:
             self._build_for_cuda(list(remaining.values()), device)
             return
         for text, workload in remaining.items():
@@ -169,7 +180,7 @@ class KernelFinder:
 
     def _build_for_cuda(self, workloads: Sequence[Workload], device: Device) -> None:
         """Build the best candidate of each workload, and the next one where it fails."""
-        candidates = {workload.text: _CandidateQueue(self._read_logs(), workload, device) for workload in workloads}
+        candidates = {workload.text: _CandidateQueue(self.read_logs(), workload, device) for workload in workloads}
         while batch := [(queue, queue.candidate) for queue in candidates.values() if queue.advance()]:
             executables = _build_executables([(queue.workload, candidate) for queue, candidate in batch], device)
             for (queue, candidate), executable in zip(batch, executables, strict=True):
@@ -188,16 +199,20 @@ class KernelFinder:
         device = self._target.device
         if device is None:
             return FoundKernel(make_symbol(workload), DECLARATION, "", declare_function(workload))
-        queue = _CandidateQueue(self._read_logs(), workload, device)
+        queue = _CandidateQueue(self.read_logs(), workload, device)
         while queue.advance():
             try:
                 kernel = build_for_device(workload, queue.candidate.schedule, device, queue.candidate.config)
-                return _make_scheduled(kernel, queue)
             except Error as error:
                 queue.add_failure(error)
+                continue
+            if (reason := _explain_external(kernel)) is None:
+                return _make_scheduled(kernel, queue)
+            queue.refuse_schedule(reason)
         raise queue.error
 
-    def _read_logs(self) -> RecordIndex:
+    def read_logs(self) -> RecordIndex:
+        """Return the records of the log and of the packaged logs."""
         if self._record_index is None:
             log = None if self._log is None or (self._creates_log and not Path(self._log).exists()) else self._log
             logs = [] if log is None else list_log_files([log])
@@ -238,6 +253,8 @@ class _CandidateQueue:
         self.workload, self._device = workload, device
         self._candidates = iterate_candidates(logs, workload, device)
         self._errors: list[Error] = []
+        self._refused_schedules: set[str] = set()
+        self._refusal: Error | None = None
         self.candidate: Candidate
 
     def advance(self) -> bool:
@@ -245,7 +262,7 @@ class _CandidateQueue:
         if len(self._errors) >= MAX_CANDIDATES:
             return False
         try:
-            candidate = next(self._candidates, None)
+            candidate = next((c for c in self._candidates if c.schedule.name not in self._refused_schedules), None)
         except Error as error:  # no schedule computes the workload on the device
             self._errors.append(error)
             return False
@@ -258,16 +275,22 @@ class _CandidateQueue:
         """Store why the current candidate failed."""
         self._errors.append(error)
 
+    def refuse_schedule(self, reason: str) -> None:
+        """Leave out further candidates of the current one's schedule, and store the reason."""
+        self._refused_schedules.add(self.candidate.schedule.name)
+        self._refusal = self._refusal or CompileError(reason)
+
     @property
     def error(self) -> Error:
         """The error of the best candidate."""
         message = f"no schedule computes {self.workload} on {self._device.text}"
-        return self._errors[0] if self._errors else ScheduleError(message)
+        return self._refusal or (self._errors[0] if self._errors else ScheduleError(message))
 
     @property
     def config_source(self) -> str:
         """Source of the current candidate's config, with the error of a better candidate."""
-        note = f"; a better one failed: {self._errors[0]}" if self._errors else ""
+        has_failed = bool(self._errors or self._refusal)
+        note = f"; a better one failed: {self.error}" if has_failed else ""
         return self.candidate.config_source + note
 
 
@@ -308,13 +331,23 @@ def _make_external(queue: _CandidateQueue, candidate: Candidate, executable: Exe
     )
 
 
-def _make_scheduled(kernel: Kernel, queue: _CandidateQueue) -> FoundKernel:
-    """Return a kernel as a scheduled function of TIR; raise CompileError if TVM's runtime cannot call it."""
-    if kernel.lowered_module.num_prepack_kernels:
-        raise CompileError(f"{kernel.schedule.name} packs the weight in a launch of its own, at each call")
-    for name, scope in kernel.memory_scopes.items():
+def _explain_external(kernel: Kernel) -> str | None:
+    """Return why a kernel cannot be a function of TIR in a module of TVM; None if it can."""
+    name, lowered = kernel.schedule.name, kernel.lowered_module
+    if lowered.num_prepack_kernels:
+        return f"{name} packs the weight in a launch of its own, at each call"
+    for argument, scope in kernel.memory_scopes.items():
         if scope != "global":
-            raise CompileError(f"{kernel.schedule.name} has {name} in {scope} memory: expected global memory")
+            return f"{name} has {argument} in {scope} memory: expected global memory"
+    if any(each.tensor_maps or math.prod(each.launch.cluster) > 1 for each in lowered.kernels):
+        return f"{name} needs tensor maps or clusters, which TVM's runtime does not have"
+    if needs_pass_options(kernel.tir):
+        return f"{name} needs options of TVM's passes that hold for a whole module"
+    return None
+
+
+def _make_scheduled(kernel: Kernel, queue: _CandidateQueue) -> FoundKernel:
+    """Return a kernel as a scheduled function of TIR."""
     symbol = make_symbol(queue.workload)
     attributes = {"global_symbol": symbol, "tirx.is_scheduled": True, "op_pattern": OPAQUE_PATTERN}
     return FoundKernel(

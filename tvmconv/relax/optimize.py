@@ -126,14 +126,47 @@ def optimize_with_report(
     """
     TuneOptions(seconds=seconds)  # raises TuningError for an invalid limit
     validate_layout(layout)
-    if not isinstance(mod, IRModule):
-        raise ModelError(f"expected a tvm.IRModule with Relax functions, not {type(mod).__name__}")
     compile_target = resolve_target(target)
     finder = KernelFinder(compile_target, log, creates_log=seconds is not None)
+    return _replace_in_module(mod, compile_target, finder, seconds, layout, batch_sizes)
+
+
+def declare_convolutions(
+    mod: IRModule, target: str | Target, *, layout: Layout = "auto", batch_sizes: Sequence[int] = ()
+) -> IRModule:
+    """Return a module whose convolutions call functions of TIR without a schedule, marked with their workloads.
+
+    It is for pipelines of one's own, in which `dlight_rule` or a database of `export_database` schedules the functions.
+    The arguments and errors are those of `optimize`.
+
+    Examples:
+        >>> import tvmconv.relax
+        >>> from tvm.s_tir import dlight
+        >>> mod = tvmconv.relax.declare_convolutions(mod, "sm_90")  # doctest: +SKIP
+        >>> mod = relax.get_pipeline("zero")(mod)  # doctest: +SKIP
+        >>> rules = tvmconv.relax.dlight_rule(), dlight.gpu.Fallback()
+        >>> mod = dlight.ApplyDefaultSchedule(*rules)(mod)  # doctest: +SKIP
+    """
+    compile_target = resolve_target(target)
+    finder = KernelFinder(CompileTarget(compile_target.target, None), None)
+    return _replace_in_module(mod, compile_target, finder, None, validate_layout(layout), batch_sizes).mod
+
+
+def _replace_in_module(
+    mod: IRModule,
+    target: CompileTarget,
+    finder: KernelFinder,
+    seconds: float | None,
+    layout: Layout,
+    batch_sizes: Sequence[int],
+) -> OptimizedModule:
+    """Replace the convolutions of a module by the kernels of a finder, after a search if it has a time limit."""
+    if not isinstance(mod, IRModule):
+        raise ModelError(f"expected a tvm.IRModule with Relax functions, not {type(mod).__name__}")
     if batch_sizes:
         mod = specialize_batch(mod, list(_list_functions(mod)), batch_sizes)
     prepared = _prepare_module(mod)
-    planned, lines = _plan_functions(prepared, compile_target, layout)
+    planned, lines = _plan_functions(prepared, target, layout)
     workloads = [workload for sites in planned.values() for _, workload in sites]
     if seconds is not None:
         finder.search(Counter(workloads), seconds)
@@ -143,9 +176,8 @@ def optimize_with_report(
         found = [_find_kernel(finder, name, site, workload) for site, workload in sites]
         replacements[name] = [replacement for replacement, _ in found if replacement]
         lines += [line for _, line in found]
-    arch = compile_target.device.arch if compile_target.device else None
-    new_mod = replace_convolutions(prepared, replacements, arch)
-    return OptimizedModule(new_mod, ModuleReport(tuple(lines)), compile_target.target)
+    new_mod = replace_convolutions(prepared, replacements, target.device.arch if target.device else None)
+    return OptimizedModule(new_mod, ModuleReport(tuple(lines)), target.target)
 
 
 def _prepare_module(mod: IRModule) -> IRModule:
