@@ -12,14 +12,42 @@
 #include <stdio.h>
 #include <string.h>
 
-#include <tvm/ffi/c_api.h>
-#include <tvm/ffi/extra/c_env_api.h>
+/* TVM's calling convention and DLPack's tensor. Sources: tvm/ffi/c_api.h, tvm/ffi/extra/c_env_api.h, dlpack.h. */
+typedef struct {
+  int32_t type_index;
+  uint32_t zero_padding;
+  union {
+    int64_t number;
+    void* pointer;
+  } value;
+} TVMFFIAny;
+
+typedef struct {
+  uint64_t reference_counts;
+  int32_t type_index;
+  uint32_t padding;
+  void* deleter;
+} TVMFFIObject; /* header of a tensor object, which a DLTensor follows */
+
+typedef struct {
+  void* data;
+  int32_t device_type, device_id, ndim;
+  uint8_t code, bits;
+  uint16_t lanes;
+  int64_t *shape, *strides;
+  uint64_t byte_offset;
+} DLTensor;
+
+enum { kDLCUDA = 2, kTVMFFIDLTensorPtr = 7, kTVMFFITensor = 70 };
 
 #ifdef __cplusplus
 #define EXPORT extern "C"
 #else
-#define EXPORT
+#define EXPORT extern
 #endif
+EXPORT void TVMFFIErrorSetRaisedFromCStr(const char* kind, const char* message);
+EXPORT void* TVMFFIEnvGetStream(int32_t device_type, int32_t device_id);
+
 #define MAX_AXES 5
 #define MAX_ARRAYS 24
 #define MAX_PARAMS 24
@@ -188,18 +216,18 @@ static int read_array(const Function* function, int index, const TVMFFIAny* argu
   int64_t stride = 1;
   int axis, is_equal;
   char what[64];
-  if (argument->type_index == kTVMFFIDLTensorPtr) array = (const DLTensor*)argument->v_ptr;
+  if (argument->type_index == kTVMFFIDLTensorPtr) array = (const DLTensor*)argument->value.pointer;
   if (argument->type_index == kTVMFFITensor) 
-    array = (const DLTensor*)((const char*)argument->v_obj + sizeof(TVMFFIObject));
+    array = (const DLTensor*)((const char*)argument->value.pointer + sizeof(TVMFFIObject));
   snprintf(what, sizeof(what), "argument %d", index);
   if (!array) return fail(function->name, what, "expected a tensor");
-  if (array->device.device_type != kDLCUDA || array->device.device_id >= MAX_DEVICES)
+  if (array->device_type != kDLCUDA || array->device_id >= MAX_DEVICES)
     return fail(function->name, what, "expected a tensor on a CUDA device");
-  if (*device >= 0 && *device != array->device.device_id)
+  if (*device >= 0 && *device != array->device_id)
     return fail(function->name, what, "expected all tensors on one device");
-  *device = array->device.device_id;
-  is_equal = array->ndim == expected->ndim && array->dtype.code == expected->code &&
-             array->dtype.bits == expected->bits && array->dtype.lanes == 1;
+  *device = array->device_id;
+  is_equal = array->ndim == expected->ndim && array->code == expected->code &&
+             array->bits == expected->bits && array->lanes == 1;
   for (axis = expected->ndim - 1; is_equal && axis >= 0; --axis) {
     is_equal = array->shape[axis] == expected->shape[axis];
     if (array->strides && array->shape[axis] > 1 && array->strides[axis] != stride)
