@@ -47,6 +47,29 @@ def test_chain_is_transposed_at_its_borders_only(residual):
     assert text.count("permute_dims") == 2  # the input, which is also the residual, and the output
 
 
+class Gated(nn.Module):
+    """A pooling, a gate of the channels and a concatenation between convolutions."""
+
+    def __init__(self):
+        super().__init__()
+        self.first, self.gate, self.last = nn.Conv2d(4, 8, 3), nn.Conv2d(8, 8, 1), nn.Conv2d(20, 4, 1)
+
+    def forward(self, x):
+        y = nn.functional.max_pool2d(nn.functional.silu(self.first(x)), 3, 2, 1)
+        gated = torch.sigmoid(self.gate(y.mean((2, 3), keepdim=True))) * y
+        return self.last(torch.cat([gated, y, nn.functional.avg_pool2d(x, 3, 2, ceil_mode=True)[..., :4, :6]], 1))
+
+
+def test_operations_between_channels_last_kernels_are_done_channels_last():
+    model = randomized(Gated())
+    optimized = tvmconv.relax.optimize_with_report(exported(model, X), "llvm", layout="nhwc")
+    assert optimized.report.num_replaced == 3
+    text = optimized.mod["main"].script()
+    assert text.count("permute_dims") == 3  # the input, its pooled and sliced copy, and the output
+    assert text.count(' layout="NHWC"') == 1
+    assert differ(optimized.compile(), model, X) < 1e-5
+
+
 @pytest.mark.parametrize(
     ("model", "x"),
     [
@@ -86,14 +109,40 @@ def test_value_with_another_reader_is_not_fused():
     assert differ(optimized.compile(), model, X) < 1e-5
 
 
-def test_symbolic_batch_stays_with_tvm_and_is_reported():
-    model = nn.Conv2d(4, 4, 3, padding=1).eval()
+@pytest.fixture(scope="module")
+def symbolic():
+    model = randomized(nn.Sequential(nn.Conv2d(4, 4, 3, padding=1), nn.BatchNorm2d(4), nn.ReLU()))
     program = torch.export.export(model, (X,), dynamic_shapes=({0: torch.export.Dim("batch", min=2, max=8)},))
-    mod = relax.frontend.torch.from_exported_program(program)
+    return model, relax.frontend.torch.from_exported_program(program)
+
+
+def test_symbolic_batch_stays_with_tvm_and_is_reported(symbolic):
+    model, mod = symbolic
     optimized = tvmconv.relax.optimize_with_report(mod, "llvm")
     (line,) = optimized.report.lines
-    assert (line.implementation, line.reason) == ("TVM", "a size is symbolic: expected numbers")
+    assert line.implementation == "TVM"
+    assert line.reason == "a size is symbolic: expected numbers, or batch_sizes for a symbolic batch"
     assert differ(optimized.compile(), model, X) < 1e-5
+
+
+def test_batch_sizes_have_kernels_of_their_own(symbolic):
+    model, mod = symbolic
+    optimized = tvmconv.relax.optimize_with_report(mod, "llvm", batch_sizes=(2, 5))
+    lines = {line.function: line for line in optimized.report.lines}
+    assert {name: line.workload.split(",")[0] for name, line in lines.items()} == {
+        "main_batch2": "conv2d:2x4x10x14",
+        "main_batch5": "conv2d:5x4x10x14",
+        "main_batch_any": "",
+    }
+    executable = optimized.compile()
+    for batch in (2, 3, 5):
+        assert differ(executable, model, torch.randn(batch, *X.shape[1:])) < 1e-5
+
+
+@pytest.mark.parametrize(("sizes", "message"), [((2, 2), "different positive"), ((0,), "different positive")])
+def test_wrong_batch_sizes_are_refused(symbolic, sizes, message):
+    with pytest.raises(TuningError, match=message):
+        tvmconv.relax.optimize(symbolic[1], "llvm", batch_sizes=sizes)
 
 
 def test_exported_library_loads_in_a_fresh_process(residual, tmp_path):
@@ -128,6 +177,8 @@ def test_errors_name_what_is_accepted(residual):
         tvmconv.relax.optimize("model", "llvm")
     with pytest.raises(TuningError, match="auto, nchw, nhwc"):
         tvmconv.relax.optimize(mod, "llvm", layout="chwn")
+    with pytest.raises(ModelError, match="no function has a symbolic size"):
+        tvmconv.relax.optimize(mod, "llvm", batch_sizes=[1])
     with pytest.raises(DeviceError, match="omit seconds"):
         tvmconv.relax.optimize(mod, "llvm", seconds=1)
     with pytest.raises(DeviceError, match="expected cuda, opencl or llvm"):
@@ -146,9 +197,17 @@ def test_opencl_kernels_are_those_of_build(residual):
         assert body in device.inspect_source()
 
 
+def test_float16_model_has_its_epilogues_in_the_kernels(residual):
+    model, mod = residual
+    optimized = tvmconv.relax.optimize_with_report(tvmconv.relax.to_float16(mod), "llvm", layout="nhwc")
+    texts = [line.workload.partition("f16,nhwc,")[2] for line in optimized.report.lines]
+    assert texts == ["bias,relu6", "bias,silu", "bias"]  # the residual is the input in float32
+    assert differ(optimized.compile(), model, X) < 5e-3
+
+
 def test_half_precision_chain_runs_channels_last_on_tensor_cores():
     chain = nn.Sequential(nn.Conv2d(64, 64, 3, padding=1), nn.ReLU(), nn.Conv2d(64, 64, 1)).eval()
-    mod = relax.transform.ToMixedPrecision("float16")(exported(chain, torch.randn(1, 64, 14, 14)))
+    mod = tvmconv.relax.to_float16(exported(chain, torch.randn(1, 64, 14, 14)))
     optimized = tvmconv.relax.optimize_with_report(mod, "sm_80")
     assert [line.workload for line in optimized.report.lines] == [
         "conv2d:1x64x14x14,64x64x3x3,s1,p1,f16,nhwc,bias,relu",

@@ -107,8 +107,19 @@ def _lower_warp_buffers(device: IRModule) -> IRModule:
     return device
 
 
-def _make_pass_context(mod: IRModule, *, uses_async_copies: bool) -> PassContext:
+def needs_pass_options(mod: IRModule) -> bool:
+    """Return whether TVM lowers a scheduled module wrongly, or not at all, with the default options of its passes."""
+    return DISABLE_BUFFER_REUSE in memory_scopes.get_root_annotations(mod) or _allocates_warp_buffers(mod)
+
+
+def _allocates_warp_buffers(mod: IRModule) -> bool:
     from tvm import s_tir
+
+    blocks = collect_nodes(mod["main"].body, s_tir.SBlock)
+    return any(buffer.scope() == WARP_SCOPE for block in blocks for buffer in block.alloc_buffers)
+
+
+def _make_pass_context(mod: IRModule, *, uses_async_copies: bool) -> PassContext:
     from tvm.ir.transform import PassContext
 
     current, annotations = PassContext.current(), memory_scopes.get_root_annotations(mod)
@@ -122,8 +133,7 @@ def _make_pass_context(mod: IRModule, *, uses_async_copies: bool) -> PassContext
         config["tirx.disable_storage_rewrite"] = True
     if HOIST_GUARDS in annotations:
         config["s_tir.HoistIfThenElse"] = {"support_block_scope_hoisting": True}
-    blocks = collect_nodes(mod["main"].body, s_tir.SBlock)
-    if any(buffer.scope() == WARP_SCOPE for block in blocks for buffer in block.alloc_buffers):
+    if _allocates_warp_buffers(mod):
         # Eliminated subexpressions hide the lane from LowerWarpMemory, which breaks the code.
         config["tirx.disable_cse_tir"] = True
     return PassContext(

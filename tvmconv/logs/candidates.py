@@ -26,6 +26,7 @@ class Candidate:
     config: Config
     # Source of the config, a text that starts with `TUNED`, `PREDICTED`, `DEFAULT_CONFIG` or `ESTIMATED`.
     config_source: str
+    seconds: float | None = None  # measured or predicted seconds per launch
 
 
 def iterate_candidates(logs: RecordIndex | LogPaths, workload: Workload, device: Device) -> Iterator[Candidate]:
@@ -46,9 +47,11 @@ def iterate_candidates(logs: RecordIndex | LogPaths, workload: Workload, device:
             schedule.check_runs_on(device.kind, device.arch, device.text)
         except ScheduleError:
             continue
-        yield Candidate(schedule, record.config, describe_config_source(device_match, record, workload))
+        yield Candidate(schedule, record.config, describe_config_source(device_match, record, workload), record.cost)
     predicted_candidates = (
-        Candidate(registry.find_schedule(workload, prediction.schedule), prediction.config, PREDICTED)
+        Candidate(
+            registry.find_schedule(workload, prediction.schedule), prediction.config, PREDICTED, prediction.seconds
+        )
         for prediction in recommend_configs(workload, device)
     )
     yield from islice(predicted_candidates, 1)

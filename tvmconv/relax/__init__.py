@@ -6,8 +6,21 @@ Examples:
     >>> executable = tvm.compile(mod, target, relax_pipeline="tvmconv")  # doctest: +SKIP
 """
 
-from tvmconv.relax.optimize import OptimizedModule, optimize, optimize_with_report
+from tvmconv.relax.composition import dlight_rule, export_database
+from tvmconv.relax.optimize import OptimizedModule, declare_convolutions, optimize, optimize_with_report
 from tvmconv.relax.pipeline import make_pipeline
+from tvmconv.relax.precision import to_float16
 from tvmconv.relax.report import ConvolutionReport, ModuleReport
 
-__all__ = ["ConvolutionReport", "ModuleReport", "OptimizedModule", "make_pipeline", "optimize", "optimize_with_report"]
+__all__ = [
+    "ConvolutionReport",
+    "ModuleReport",
+    "OptimizedModule",
+    "declare_convolutions",
+    "dlight_rule",
+    "export_database",
+    "make_pipeline",
+    "optimize",
+    "optimize_with_report",
+    "to_float16",
+]

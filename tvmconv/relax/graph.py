@@ -69,6 +69,12 @@ def list_sizes(expr: relax.Expr) -> Shape | None:
     return tuple(int(size) for size in shape)
 
 
+def is_foldable_norm(call: Call) -> bool:
+    """Return whether a batch normalization of the channels is in inference mode, with constant parameters."""
+    is_inference = not getattr(call.attrs, "training", False)
+    return int(call.attrs.axis) == 1 and is_inference and all(isinstance(arg, GenericConst) for arg in call.args[1:])
+
+
 class _GraphReader:
     """A reader of one function. It names variables by their number, because Relax's names need not be unique."""
 
@@ -106,7 +112,7 @@ class _GraphReader:
         name = value.op.name if isinstance(value, Call) and isinstance(value.op, Op) else ""
         if name in CONV_OPS:
             self._add_conv(binding.var, value)
-        elif name == NORM_OP and self._is_foldable_norm(value):
+        elif name == NORM_OP and is_foldable_norm(value):
             reads = tuple(map(self._name_expr, value.args))
             graph.ops.append(ModelOp("norm", reads, (self._name_expr(binding.var),)))
             graph.shapes[self._name_expr(binding.var)] = graph.shapes.get(reads[0], ())
@@ -135,10 +141,6 @@ class _GraphReader:
         label = str(variable.name)
         self._result.graph.add_conv(label, reads, (self._name_expr(variable),), lambda: read_convolution(call))
 
-    def _is_foldable_norm(self, call: Call) -> bool:
-        is_inference = not getattr(call.attrs, "training", False)
-        return int(call.attrs.axis) == 1 and is_inference and all(isinstance(a, GenericConst) for a in call.args[1:])
-
     def _read_operand(self, expr: relax.Expr) -> Operand:
         if isinstance(expr, GenericConst) and list_sizes(expr) == ():
             return float(expr.value.numpy())
@@ -165,11 +167,12 @@ def _read_pointwise(name: str, call: Any) -> tuple[str, dict[str, float], int] |
     if name == "relax.nn.leakyrelu":
         return "leaky_relu", {"slope": float(call.attrs.alpha)}, 1
     if name == "relax.clip":
-        return "clip", {"low": _read_number(call.args[1]), "high": _read_number(call.args[2])}, 1
+        return "clip", {"low": read_number(call.args[1]), "high": read_number(call.args[2])}, 1
     return None
 
 
-def _read_number(expr: Any) -> float:
+def read_number(expr: Any) -> float:
+    """Return the number of a constant expression that is no tensor."""
     while hasattr(expr, "value"):
         expr = expr.value
     return float(expr)
@@ -190,7 +193,7 @@ def read_convolution(call: Call) -> ConvOperator:
         raise WorkloadError(f"layouts {' '.join(layouts)}: expected {' '.join(expected)}")
     x, weight = map(list_sizes, call.args)
     if x is None or weight is None:
-        raise WorkloadError("a size is symbolic: expected numbers")
+        raise WorkloadError("a size is symbolic: expected numbers, or batch_sizes for a symbolic batch")
     dtype, result_dtype = str(call.args[0].ty.dtype), str(call.ty.dtype)
     if result_dtype != dtype:
         raise WorkloadError(f"the output is {result_dtype}: expected {dtype}, as the input")

@@ -1,31 +1,38 @@
-"""Kernels for the convolutions of a Relax module: scheduled functions of TIR, or compiled modules for CUDA."""
+"""Kernels for the convolutions of a Relax module: scheduled functions of TIR, or compiled code for CUDA."""
 
 from __future__ import annotations
 
+import functools
+import math
 import os
 import re
-from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from tvmconv import devices
-from tvmconv.analysis.predicted_time import estimate_schedule_seconds
-from tvmconv.compiler.device_lowering import lower_module
+from tvmconv.compiler.device_lowering import needs_pass_options
+from tvmconv.compiler.executable import Executable
 from tvmconv.deadline import Deadline
 from tvmconv.devices import Device
 from tvmconv.errors import CompileError, DeviceError, Error, ScheduleError
 from tvmconv.kernel import Kernel, build_for_device
-from tvmconv.logs.candidates import iterate_candidates
+from tvmconv.logs.candidates import Candidate, iterate_candidates
 from tvmconv.logs.packaged import packaged_logs
 from tvmconv.logs.ranking import DeviceMatch, RecordIndex, list_log_files
+from tvmconv.measure import kernel_cache
+from tvmconv.measure.builder import BuilderInput, build_all
 from tvmconv.measure.workers.pool import keep_workers_alive
+from tvmconv.relax.launcher import check_executable
+from tvmconv.relax.packing import PackedExecutable, pack_weight, remove_prepack_kernels
 from tvmconv.search.options import TuneOptions
 from tvmconv.search.task_scheduler import tune_tasks
 from tvmconv.space import Config
 from tvmconv.workloads import Workload
 
 if TYPE_CHECKING:
+    from numpy.typing import NDArray
     from tvm.target import Target
     from tvm.tirx import PrimFunc
 
@@ -38,15 +45,30 @@ WORKLOAD_ATTRIBUTE = "tvmconv.workload"
 
 @dataclass(frozen=True)
 class FoundKernel:
-    """A kernel that TVM's runtime can call: either a function of TIR or a compiled module that exports the symbol."""
+    """A kernel that a library of TVM can call: either a function of TIR or compiled code for CUDA."""
 
     symbol: str
     schedule: str
     config_source: str
     function: PrimFunc | None = None
-    runtime_module: Any = None
-    seconds: float | None = None  # by the schedule's estimate
+    executable: Executable | None = None
+    seconds: float | None = None  # measured or predicted seconds per launch
     config: Config = field(default_factory=dict)
+    build: Callable[[], Kernel] | None = None  # builds the compiled kernel again, with its TIR
+
+    @functools.cached_property
+    def packed(self) -> PackedExecutable | None:
+        """The compiled kernel for packed weights; None if it packs no weight."""
+        if self.executable is None or not self.executable.num_prepack_kernels:
+            return None
+        return remove_prepack_kernels(self.executable)
+
+    def pack_weight(self, weight: NDArray[Any]) -> list[NDArray[Any]]:
+        """Return the packed arrays of a weight that has the memory order of the kernel."""
+        assert self.packed is not None
+        assert self.build is not None
+        workspace = pack_weight(self.build().lowered_module, weight)
+        return [workspace[index] for index in self.packed.packed_indices]
 
 
 @dataclass(frozen=True)
@@ -92,10 +114,19 @@ class KernelFinder:
         target: What the kernels are for.
         log: Path of a log; None for the packaged logs alone.
         creates_log: Whether the log may be missing, because a search will write it.
+        needs_functions: Whether kernels for CUDA are functions of TIR, too, and not compiled code.
     """
 
-    def __init__(self, target: CompileTarget, log: str | os.PathLike[str] | None, *, creates_log: bool = False) -> None:
+    def __init__(
+        self,
+        target: CompileTarget,
+        log: str | os.PathLike[str] | None,
+        *,
+        creates_log: bool = False,
+        needs_functions: bool = False,
+    ) -> None:
         self._target, self._log, self._creates_log = target, log, creates_log
+        self._needs_functions = needs_functions
         self._record_index: RecordIndex | None = None
         self._found: dict[str, FoundKernel | Error] = {}
 
@@ -120,7 +151,20 @@ class KernelFinder:
                 except ScheduleError:  # no schedule computes it; `find` says so again
                     continue
         self._record_index = None
-        self._found.clear()  # kernels that were found before the search, to estimate layouts
+        self._found.clear()  # kernels from before the search
+
+    def build(self, workloads: Iterable[Workload]) -> None:
+        """Build the kernels of workloads, which `find` returns; several processes compile kernels for CUDA."""
+        remaining = {workload.text: workload for workload in workloads if workload.text not in self._found}
+        device = self._target.device
+        if device is not None and device.kind == "cuda" and not self._needs_functions:
+            self._build_for_cuda(list(remaining.values()), device)
+            return
+        for text, workload in remaining.items():
+            try:
+                self._found[text] = self._make_function(workload)
+            except Error as error:
+                self._found[text] = error
 
     def find(self, workload: Workload) -> FoundKernel:
         """Return the kernel of a workload.
@@ -128,42 +172,47 @@ class KernelFinder:
         Raises:
             Error: No schedule computes the workload on the target in a form that TVM's runtime can call.
         """
-        if workload.text not in self._found:
-            try:
-                self._found[workload.text] = self._make(workload)
-            except Error as error:
-                self._found[workload.text] = error
+        self.build([workload])
         result = self._found[workload.text]
         if isinstance(result, Error):
             raise result
         return result
 
-    def _make(self, workload: Workload) -> FoundKernel:
-        symbol, device = make_symbol(workload), self._target.device
-        if device is None:
-            return FoundKernel(symbol, DECLARATION, "", declare_function(workload))
-        first_error: Error | None = None
-        refused_schedules: set[Any] = set()  # whose kernels TVM's runtime cannot call, with any config
-        num_failures = 0
-        for candidate in iterate_candidates(self._read_logs(), workload, device):
-            if candidate.schedule in refused_schedules:
-                continue
-            try:
-                kernel = build_for_device(workload, candidate.schedule, device, candidate.config)
-            except Error as error:
-                first_error, num_failures = first_error or error, num_failures + 1
-                if num_failures >= MAX_CANDIDATES:
-                    break
-                continue
-            try:
-                source = candidate.config_source + (f"; a better one failed: {first_error}" if first_error else "")
-                return _make_callable(kernel, symbol, source)
-            except Error as error:
-                first_error = first_error or error
-                refused_schedules.add(candidate.schedule)
-        raise first_error or ScheduleError(f"no schedule computes {workload} on {device.text}")
+    def _build_for_cuda(self, workloads: Sequence[Workload], device: Device) -> None:
+        """Build the best candidate of each workload, and the next one where it fails."""
+        candidates = {workload.text: _CandidateQueue(self.read_logs(), workload, device) for workload in workloads}
+        while batch := [(queue, queue.candidate) for queue in candidates.values() if queue.advance()]:
+            executables = _build_executables([(queue.workload, candidate) for queue, candidate in batch], device)
+            for (queue, candidate), executable in zip(batch, executables, strict=True):
+                try:
+                    if isinstance(executable, Error):
+                        raise executable
+                    self._found[queue.workload.text] = _make_external(queue, candidate, executable, device)
+                    del candidates[queue.workload.text]
+                except Error as error:
+                    queue.add_failure(error)
+        for text, queue in candidates.items():
+            self._found[text] = queue.error
 
-    def _read_logs(self) -> RecordIndex:
+    def _make_function(self, workload: Workload) -> FoundKernel:
+        """Return the best candidate that builds as a function of TIR."""
+        device = self._target.device
+        if device is None:
+            return FoundKernel(make_symbol(workload), DECLARATION, "", declare_function(workload))
+        queue = _CandidateQueue(self.read_logs(), workload, device)
+        while queue.advance():
+            try:
+                kernel = build_for_device(workload, queue.candidate.schedule, device, queue.candidate.config)
+            except Error as error:
+                queue.add_failure(error)
+                continue
+            if (reason := _explain_external(kernel)) is None:
+                return _make_scheduled(kernel, queue)
+            queue.refuse_schedule(reason)
+        raise queue.error
+
+    def read_logs(self) -> RecordIndex:
+        """Return the records of the log and of the packaged logs."""
         if self._record_index is None:
             log = None if self._log is None or (self._creates_log and not Path(self._log).exists()) else self._log
             logs = [] if log is None else list_log_files([log])
@@ -197,23 +246,115 @@ def declare_function(workload: Workload) -> PrimFunc:
     return workload.prim_func().with_attrs(marks)
 
 
-def _make_callable(kernel: Kernel, symbol: str, config_source: str) -> FoundKernel:
-    """Return a kernel as TVM's runtime calls it; raise CompileError if it cannot.
+class _CandidateQueue:
+    """The candidates of a workload, of which the next is tried when one fails."""
 
-    A CUDA kernel is compiled here, because a module has one set of compiler options for all of its functions, and
-    schedules need different ones. The text and the machine code are thus those that were measured.
-    """
-    if kernel.lowered_module.num_prepack_kernels:
-        raise CompileError(f"{kernel.schedule.name} packs the weight in a launch of its own, at each call")
-    for name, scope in kernel.memory_scopes.items():
+    def __init__(self, logs: RecordIndex, workload: Workload, device: Device) -> None:
+        self.workload, self._device = workload, device
+        self._candidates = iterate_candidates(logs, workload, device)
+        self._errors: list[Error] = []
+        self._refused_schedules: set[str] = set()
+        self._refusal: Error | None = None
+        self.candidate: Candidate
+
+    def advance(self) -> bool:
+        """Make the next candidate the current one, and return whether there is one."""
+        if len(self._errors) >= MAX_CANDIDATES:
+            return False
+        try:
+            candidate = next((c for c in self._candidates if c.schedule.name not in self._refused_schedules), None)
+        except Error as error:  # no schedule computes the workload on the device
+            self._errors.append(error)
+            return False
+        if candidate is None:
+            return False
+        self.candidate = candidate
+        return True
+
+    def add_failure(self, error: Error) -> None:
+        """Store why the current candidate failed."""
+        self._errors.append(error)
+
+    def refuse_schedule(self, reason: str) -> None:
+        """Leave out further candidates of the current one's schedule, and store the reason."""
+        self._refused_schedules.add(self.candidate.schedule.name)
+        self._refusal = self._refusal or CompileError(reason)
+
+    @property
+    def error(self) -> Error:
+        """The error of the best candidate."""
+        message = f"no schedule computes {self.workload} on {self._device.text}"
+        return self._refusal or (self._errors[0] if self._errors else ScheduleError(message))
+
+    @property
+    def config_source(self) -> str:
+        """Source of the current candidate's config, with the error of a better candidate."""
+        has_failed = bool(self._errors or self._refusal)
+        note = f"; a better one failed: {self.error}" if has_failed else ""
+        return self.candidate.config_source + note
+
+
+def _build_executables(inputs: Sequence[tuple[Workload, Candidate]], device: Device) -> list[Executable | Error]:
+    """Compile candidates for CUDA, those that are not cached in parallel, and return each result or error."""
+    results: list[Executable | Error | None] = [
+        kernel_cache.lookup(workload, candidate.schedule.name, candidate.config, device)
+        for workload, candidate in inputs
+    ]
+    missing = [index for index, result in enumerate(results) if result is None]
+    built = build_all(
+        [BuilderInput(inputs[index][0], inputs[index][1].schedule, inputs[index][1].config) for index in missing],
+        device,
+    )
+    for index, result in zip(missing, built, strict=True):
+        workload, candidate = inputs[index]
+        if result.executable is None:
+            results[index] = CompileError(result.message)
+            continue
+        results[index] = result.executable
+        kernel_cache.store(workload, candidate.schedule, candidate.config, device, result.executable)
+    return results  # type: ignore[return-value]
+
+
+def _make_external(queue: _CandidateQueue, candidate: Candidate, executable: Executable, device: Device) -> FoundKernel:
+    """Return a compiled kernel as an external function; raise CompileError if it cannot be one."""
+    check_executable(executable, candidate.schedule.name)
+    return FoundKernel(
+        make_symbol(queue.workload),
+        candidate.schedule.name,
+        queue.config_source,
+        executable=executable,
+        seconds=candidate.seconds,
+        config=candidate.config,
+        build=functools.cache(
+            functools.partial(build_for_device, queue.workload, candidate.schedule, device, candidate.config)
+        ),
+    )
+
+
+def _explain_external(kernel: Kernel) -> str | None:
+    """Return why a kernel cannot be a function of TIR in a module of TVM; None if it can."""
+    name, lowered = kernel.schedule.name, kernel.lowered_module
+    if lowered.num_prepack_kernels:
+        return f"{name} packs the weight in a launch of its own, at each call"
+    for argument, scope in kernel.memory_scopes.items():
         if scope != "global":
-            raise CompileError(f"{kernel.schedule.name} has {name} in {scope} memory: expected global memory")
-    seconds = estimate_schedule_seconds(kernel)
-    function = kernel.tir["main"].with_attr("global_symbol", symbol)
-    found = FoundKernel(symbol, kernel.schedule.name, config_source, seconds=seconds, config=kernel.config)
-    if kernel.device.kind == "cuda":
-        from tvm.ir import IRModule
+            return f"{name} has {argument} in {scope} memory: expected global memory"
+    if any(each.tensor_maps or math.prod(each.launch.cluster) > 1 for each in lowered.kernels):
+        return f"{name} needs tensor maps or clusters, which TVM's runtime does not have"
+    if needs_pass_options(kernel.tir):
+        return f"{name} needs options of TVM's passes that hold for a whole module"
+    return None
 
-        lowered = lower_module(IRModule({"main": function}), kernel.device.make_target())
-        return replace(found, runtime_module=lowered.build_runtime_module())
-    return replace(found, function=function.with_attrs({"tirx.is_scheduled": True, "op_pattern": OPAQUE_PATTERN}))
+
+def _make_scheduled(kernel: Kernel, queue: _CandidateQueue) -> FoundKernel:
+    """Return a kernel as a scheduled function of TIR."""
+    symbol = make_symbol(queue.workload)
+    attributes = {"global_symbol": symbol, "tirx.is_scheduled": True, "op_pattern": OPAQUE_PATTERN}
+    return FoundKernel(
+        symbol,
+        kernel.schedule.name,
+        queue.config_source,
+        function=kernel.tir["main"].with_attrs(attributes),
+        seconds=queue.candidate.seconds,
+        config=kernel.config,
+    )

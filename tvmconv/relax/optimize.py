@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections import Counter
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 import tvm
@@ -13,9 +14,11 @@ from tvm.ir import IRModule
 from tvmconv.errors import Error, ModelError
 from tvmconv.relax.kernels import CompileTarget, FoundKernel, KernelFinder, resolve_target
 from tvmconv.relax.layouts import Layout, plan_layouts, validate_layout
+from tvmconv.relax.precision import fold_casts
 from tvmconv.relax.report import TVM_NAME, ConvolutionReport, ModuleReport
 from tvmconv.relax.rewriting import Replacement, replace_convolutions
 from tvmconv.relax.sites import RelaxConvolution, find_sites
+from tvmconv.relax.symbolic import specialize_batch
 from tvmconv.search.options import TuneOptions
 from tvmconv.workloads.conv_operator import ConvOperator
 
@@ -66,6 +69,7 @@ def optimize(
     log: str | os.PathLike[str] | None = None,
     seconds: float | None = None,
     layout: Layout = "auto",
+    batch_sizes: Sequence[int] = (),
 ) -> IRModule:
     """Return a Relax module whose convolutions call tuned kernels of tvmconv, to be compiled by any pipeline of TVM.
 
@@ -81,22 +85,24 @@ def optimize(
             come from the packaged logs or from predictions.
         seconds: Time limit of a search on the GPU of the target for layers that the log does not cover; None for no
             search.
-        layout: "auto" runs chains of convolutions channels last inside where this is faster, "nhwc" all, "nchw" none.
+        layout: "auto" runs 16-bit convolutions channels last inside on CUDA, "nhwc" all, "nchw" none.
+        batch_sizes: Batch sizes of a model with a symbolic batch that have kernels of their own; TVM's code computes
+            other sizes. Each size adds a copy of the weights to the library.
 
     Returns:
         The module. Its function `main` takes and returns tensors of the same shapes as before.
 
     Raises:
-        ModelError: `mod` is not a module of TVM.
+        ModelError: `mod` is not a module of TVM, or has no symbolic batch for `batch_sizes`.
         DeviceError: There is no such target, or no GPU for a search.
-        TuningError: `layout` has another value, or `seconds` is not a positive number.
+        TuningError: `layout` has another value, or `seconds` or a batch size is not a positive number.
         Error: The log cannot be read or written.
 
     Examples:
         >>> import tvmconv.relax
         >>> mod = tvmconv.relax.optimize(mod, "sm_90", log="resnet18.jsonl")  # doctest: +SKIP
     """
-    return optimize_with_report(mod, target, log=log, seconds=seconds, layout=layout).mod
+    return optimize_with_report(mod, target, log=log, seconds=seconds, layout=layout, batch_sizes=batch_sizes).mod
 
 
 def optimize_with_report(
@@ -106,6 +112,7 @@ def optimize_with_report(
     log: str | os.PathLike[str] | None = None,
     seconds: float | None = None,
     layout: Layout = "auto",
+    batch_sizes: Sequence[int] = (),
 ) -> OptimizedModule:
     """Optimize a module as `optimize` does, and return it together with a report on each convolution.
 
@@ -119,24 +126,63 @@ def optimize_with_report(
     """
     TuneOptions(seconds=seconds)  # raises TuningError for an invalid limit
     validate_layout(layout)
-    if not isinstance(mod, IRModule):
-        raise ModelError(f"expected a tvm.IRModule with Relax functions, not {type(mod).__name__}")
     compile_target = resolve_target(target)
     finder = KernelFinder(compile_target, log, creates_log=seconds is not None)
+    return _replace_in_module(mod, compile_target, finder, seconds, layout, batch_sizes)
+
+
+def declare_convolutions(
+    mod: IRModule, target: str | Target, *, layout: Layout = "auto", batch_sizes: Sequence[int] = ()
+) -> IRModule:
+    """Return a module whose convolutions call functions of TIR without a schedule, marked with their workloads.
+
+    It is for pipelines of one's own, in which `dlight_rule` or a database of `export_database` schedules the functions.
+    The arguments and errors are those of `optimize`.
+
+    Examples:
+        >>> import tvmconv.relax
+        >>> from tvm.s_tir import dlight
+        >>> mod = tvmconv.relax.declare_convolutions(mod, "sm_90")  # doctest: +SKIP
+        >>> mod = relax.get_pipeline("zero")(mod)  # doctest: +SKIP
+        >>> rules = tvmconv.relax.dlight_rule(), dlight.gpu.Fallback()
+        >>> mod = dlight.ApplyDefaultSchedule(*rules)(mod)  # doctest: +SKIP
+    """
+    compile_target = resolve_target(target)
+    finder = KernelFinder(CompileTarget(compile_target.target, None), None)
+    return _replace_in_module(mod, compile_target, finder, None, validate_layout(layout), batch_sizes).mod
+
+
+def _replace_in_module(
+    mod: IRModule,
+    target: CompileTarget,
+    finder: KernelFinder,
+    seconds: float | None,
+    layout: Layout,
+    batch_sizes: Sequence[int],
+) -> OptimizedModule:
+    """Replace the convolutions of a module by the kernels of a finder, after a search if it has a time limit."""
+    if not isinstance(mod, IRModule):
+        raise ModelError(f"expected a tvm.IRModule with Relax functions, not {type(mod).__name__}")
+    if batch_sizes:
+        mod = specialize_batch(mod, list(_list_functions(mod)), batch_sizes)
     prepared = _prepare_module(mod)
-    planned, lines = _plan_functions(prepared, compile_target, finder, seconds, layout)
+    planned, lines = _plan_functions(prepared, target, layout)
+    workloads = [workload for sites in planned.values() for _, workload in sites]
+    if seconds is not None:
+        finder.search(Counter(workloads), seconds)
+    finder.build(workloads)
     replacements: dict[str, list[Replacement]] = {}
     for name, sites in planned.items():
         found = [_find_kernel(finder, name, site, workload) for site, workload in sites]
         replacements[name] = [replacement for replacement, _ in found if replacement]
         lines += [line for _, line in found]
-    new_mod = replace_convolutions(prepared, replacements)
-    return OptimizedModule(new_mod, ModuleReport(tuple(lines)), compile_target.target)
+    new_mod = replace_convolutions(prepared, replacements, target.device.arch if target.device else None)
+    return OptimizedModule(new_mod, ModuleReport(tuple(lines)), target.target)
 
 
 def _prepare_module(mod: IRModule) -> IRModule:
     """Return a module whose 2-D convolutions are channels first, and whose constants are computed."""
-    passes = [relax.transform.FoldConstant()]
+    passes = [relax.transform.CanonicalizeBindings(), fold_casts, relax.transform.FoldConstant()]
     if any("NHWC" in str(layout) for layout in _list_data_layouts(mod)):
         passes = [relax.transform.ConvertLayout(CHANNELS_FIRST_LAYOUTS), *passes]
     return tvm.ir.transform.Sequential(passes)(mod)
@@ -170,23 +216,14 @@ def _is_foreign(function: relax.Function) -> bool:
 Planned = dict[str, list[tuple[RelaxConvolution, ConvOperator]]]
 
 
-def _plan_functions(
-    mod: IRModule, target: CompileTarget, finder: KernelFinder, seconds: float | None, layout: Layout
-) -> tuple[Planned, list[ConvolutionReport]]:
-    """Return the convolutions of each function with their layouts, after a search if it has a time limit, and the
-    reports on those that are no workload.
-    """
-    sites_by_function: dict[str, list[RelaxConvolution]] = {}
+def _plan_functions(mod: IRModule, target: CompileTarget, layout: Layout) -> tuple[Planned, list[ConvolutionReport]]:
+    """Return the convolutions of each function with their layouts, and the reports on those that are no workload."""
+    planned: Planned = {}
     lines: list[ConvolutionReport] = []
     for name, function in _list_functions(mod).items():
-        sites_by_function[name], reasons = find_sites(function)
+        sites, reasons = find_sites(function)
         lines += [ConvolutionReport(name, label, "", TVM_NAME, reason=reason) for label, reason in reasons.items()]
-    planned: Planned = {}
-    for name, sites in sites_by_function.items():
-        workloads = plan_layouts(sites, target.device, layout, lambda workload: finder.find(workload).seconds)
-        planned[name] = list(zip(sites, workloads, strict=True))
-    if seconds is not None:
-        finder.search(Counter(workload for each in planned.values() for _, workload in each), seconds)
+        planned[name] = list(zip(sites, plan_layouts(sites, target.device, layout), strict=True))
     return planned, lines
 
 

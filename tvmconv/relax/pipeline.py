@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Sequence
 from typing import Any
 
 import tvm
@@ -17,7 +18,11 @@ PIPELINE_NAME = "tvmconv"
 
 @relax.register_pipeline(PIPELINE_NAME)
 def make_pipeline(
-    *, log: str | os.PathLike[str] | None = None, seconds: float | None = None, layout: Layout = "auto"
+    *,
+    log: str | os.PathLike[str] | None = None,
+    seconds: float | None = None,
+    layout: Layout = "auto",
+    batch_sizes: Sequence[int] = (),
 ) -> Any:
     """Return the pipeline that runs `optimize` and then TVM's default pipeline, for the target of the context.
 
@@ -25,6 +30,7 @@ def make_pipeline(
         log: Path of a tuning log, as in `optimize`.
         seconds: Time limit of a search, as in `optimize`.
         layout: Layout inside the model, as in `optimize`.
+        batch_sizes: Batch sizes of a model with a symbolic batch, as in `optimize`.
 
     Examples:
         >>> import tvm, tvmconv.relax
@@ -35,7 +41,7 @@ def make_pipeline(
     @tvm.transform.module_pass(opt_level=0, name="tvmconv.pipeline")
     def run(mod: IRModule, _context: Any) -> IRModule:
         target = tvm.target.Target.current(allow_none=False)
-        optimized = optimize(mod, target, log=log, seconds=seconds, layout=layout)
+        optimized = optimize(mod, target, log=log, seconds=seconds, layout=layout, batch_sizes=batch_sizes)
         return relax.get_default_pipeline(target)(optimized)
 
     return run

@@ -25,7 +25,7 @@ class ConvolutionReport:
         implementation: Schedule of the kernel, or `TVM_NAME`.
         config_source: Source of the kernel's config, such as "tuned" or "predicted".
         reason: Reason why TVM computes the convolution.
-        seconds: Seconds of the kernel by its schedule's estimate; None without an estimate.
+        seconds: Seconds of the kernel that the log says or the cost model predicts; None if neither does.
         config: Values of the kernel's knobs.
     """
 
@@ -62,7 +62,7 @@ class ModuleReport:
     @property
     def table(self) -> Table:
         """Table with one row per convolution."""
-        headers = ("function", "convolution", "workload", "runs", "estimate [µs]", "config, or why")
+        headers = ("function", "convolution", "workload", "runs", "time [µs]", "config, or why")
         rows = [
             (
                 line.function,
@@ -74,7 +74,7 @@ class ModuleReport:
             )
             for line in self.lines
         ]
-        return Table(headers, rows, left_aligned=frozenset(headers) - {"estimate [µs]"})
+        return Table(headers, rows, left_aligned=frozenset(headers) - {"time [µs]"})
 
     def __repr__(self) -> str:
         return f"<ModuleReport {self.num_replaced} of {len(self.lines)} convolutions by tvmconv>"

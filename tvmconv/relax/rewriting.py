@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 from tvm import relax
-from tvm.ir import Call, GenericConst, IRModule
+from tvm.ir import GenericConst, IRModule
 
+from tvmconv.compiler.executable import Executable
 from tvmconv.relax.kernels import FoundKernel
+from tvmconv.relax.launcher import make_launcher_module
+from tvmconv.relax.layout_ops import list_layout_operands, make_channels_last, permute
 from tvmconv.relax.sites import RelaxConvolution, make_weight, reshape_scale
 from tvmconv.workloads.conv_operator import ConvOperator
 from tvmconv.workloads.dtypes import ACCUMULATOR
@@ -33,26 +36,28 @@ class Replacement:
         return self.workload.layout == CHANNELS_LAST
 
 
-def replace_convolutions(mod: IRModule, replacements: Mapping[str, Sequence[Replacement]]) -> IRModule:
+def replace_convolutions(
+    mod: IRModule, replacements: Mapping[str, Sequence[Replacement]], arch: str | None
+) -> IRModule:
     """Return a module that calls kernels instead of convolutions.
 
     Weights become constants in the memory order of the kernel. A tensor is transposed where its layout changes, once
-    for all of its readers; a chain of channels-last kernels has no transposition inside.
+    for all of its readers. Operations between channels-last kernels that compute the same in either layout are done
+    channels last, so that such a region has no transposition inside.
 
     Args:
         mod: Module in which the convolutions were found.
         replacements: What is replaced, by the name of the function.
+        arch: Architecture of compiled kernels; None for another target than CUDA.
     """
     rewriter = _ConvReplacer(mod)
     for name, function_replacements in replacements.items():
         if function_replacements:
             rewriter.rewrite(name, function_replacements)
     new_mod = rewriter.builder_.get()
-    kernels = {r.kernel.symbol: r.kernel for each in replacements.values() for r in each}
-    modules = [kernel.runtime_module for kernel in kernels.values() if kernel.runtime_module is not None]
-    if modules:
+    if rewriter.executables:
         others = (mod.attrs or {}).get(EXTERNAL_MODULES, [])
-        new_mod = new_mod.with_attr(EXTERNAL_MODULES, [*others, *modules])
+        new_mod = new_mod.with_attr(EXTERNAL_MODULES, [*others, make_launcher_module(rewriter.executables, arch)])
     return relax.transform.DeadCodeElimination()(new_mod)
 
 
@@ -64,8 +69,11 @@ class _ConvReplacer(relax.PyExprMutator):
         super().__init__(mod)
         self._mod = mod
         self._replacements: dict[relax.Var, Replacement] = {}
-        self._channels_last: dict[relax.Expr, relax.Var] = {}  # the same tensors channels last, in this block
+        # The same tensors channels last, in this block, and those among them that are computed channels last.
+        self._channels_last: dict[relax.Expr, relax.Expr] = {}
+        self._native: set[relax.Expr] = set()
         self._functions: dict[str, Any] = {}
+        self.executables: dict[str, Executable] = {}  # of the external functions that are called, by name
 
     def rewrite(self, name: str, replacements: Sequence[Replacement]) -> None:
         """Rewrite a function of the module."""
@@ -74,28 +82,33 @@ class _ConvReplacer(relax.PyExprMutator):
 
     def visit_dataflow_block_(self, block: relax.DataflowBlock) -> relax.DataflowBlock:
         """Visit a block, whose variables are not visible in other blocks."""
-        self._channels_last = {}
+        self._channels_last, self._native = {}, set()
         return super().visit_dataflow_block_(block)
 
     def visit_binding_block_(self, block: relax.BindingBlock) -> relax.BindingBlock:
         """Visit a block."""
-        self._channels_last = {}
+        self._channels_last, self._native = {}, set()
         return super().visit_binding_block_(block)
 
     def visit_var_binding_(self, binding: relax.VarBinding) -> None:
         """Emit the call of a kernel where the last operation of an epilogue stood."""
         replacement = self._replacements.get(binding.var)
-        if replacement is None:
+        if replacement is not None:
+            value: relax.Expr = self._make_call(replacement)
+            is_channels_last = replacement.channels_last
+        elif any(operand in self._native for operand in list_layout_operands(binding.value)):
+            value, is_channels_last = make_channels_last(binding.value, self._read_channels_last), True
+        else:
             super().visit_var_binding_(binding)
             return
-        value = self._make_call(replacement)
-        if replacement.channels_last:
+        if is_channels_last:
             self._channels_last[binding.var] = result = self.builder_.emit(value)
-            value = relax.op.permute_dims(result, _list_axes(replacement.workload, to_last=False))
+            self._native.add(binding.var)
+            value = permute(result, to_last=False)
         is_local = isinstance(binding.var, relax.DataflowVar)
         self.set_var_remap(binding.var, self.builder_.emit(value) if is_local else self.builder_.emit_output(value))
 
-    def _make_call(self, replacement: Replacement) -> Call:
+    def _make_call(self, replacement: Replacement) -> relax.Expr:
         site, workload, kernel = replacement.site, replacement.workload, replacement.kernel
         arguments = {
             workload.OPERANDS[0]: lambda: self._read_tensor(site.x, replacement),
@@ -103,20 +116,40 @@ class _ConvReplacer(relax.PyExprMutator):
             "bias": lambda: relax.const(site.bias.astype(ACCUMULATOR), ACCUMULATOR),
             "add": lambda: self._read_tensor(site.residual, replacement),
         }
-        args = [arguments[name]() for name in workload.argument_names[:-1]]
-        out_type = relax.TensorType(workload.argument_shapes[-1], workload.argument_dtypes[-1])
+        names = workload.argument_names[:-1]
         if kernel.function is None:
-            return relax.call_dps_packed(kernel.symbol, args, out_ty=out_type)
+            return self._call_external(replacement, [arguments[name] for name in names])
+        args = [arguments[name]() for name in names]
+        out_type = relax.TensorType(workload.argument_shapes[-1], workload.argument_dtypes[-1])
         if kernel.symbol not in self._functions:
             self._functions[kernel.symbol] = self.builder_.add_func(kernel.function, kernel.symbol)
         return relax.call_tir(self._functions[kernel.symbol], args, out_ty=out_type)
 
+    def _call_external(self, replacement: Replacement, arguments: Sequence[Callable[[], relax.Expr]]) -> relax.Expr:
+        """Return the result of a call of compiled code, which takes its workspace as further results."""
+        site, kernel = replacement.site, replacement.kernel
+        symbol, executable, packed = kernel.symbol, kernel.executable, kernel.packed
+        if packed is not None and isinstance(site.weight, GenericConst):
+            symbol, executable = f"{symbol}_packed", packed.executable
+            weight = make_weight(site, site.weight.value.numpy(), channels_last=replacement.channels_last)
+            args = [arguments[index]() for index in packed.input_indices]
+            args += [relax.const(array, str(array.dtype)) for array in kernel.pack_weight(weight)]
+        else:
+            args = [argument() for argument in arguments]
+        assert executable is not None
+        self.executables[symbol] = executable
+        results = [executable.output, *executable.workspace]
+        types = [relax.TensorType(array.shape, array.dtype) for array in results]
+        call = relax.call_dps_packed(symbol, args, out_ty=types if len(types) > 1 else types[0])
+        return relax.TupleGetItem(self.builder_.emit(call), 0) if len(types) > 1 else call
+
     def _read_tensor(self, expr: relax.Expr, replacement: Replacement) -> relax.Expr:
-        if not replacement.channels_last:
-            return self.visit_expr(expr)
+        return self._read_channels_last(expr) if replacement.channels_last else self.visit_expr(expr)
+
+    def _read_channels_last(self, expr: relax.Expr) -> relax.Expr:
         if expr not in self._channels_last:
-            axes = _list_axes(replacement.workload, to_last=True)
-            self._channels_last[expr] = self.builder_.emit(relax.op.permute_dims(self.visit_expr(expr), axes))
+            value = permute(self.visit_expr(expr), to_last=True)
+            self._channels_last[expr] = value if isinstance(value, GenericConst) else self.builder_.emit(value)
         return self._channels_last[expr]
 
     def _read_weight(self, replacement: Replacement) -> relax.Expr:
@@ -130,12 +163,4 @@ class _ConvReplacer(relax.PyExprMutator):
             weight = self.builder_.emit(
                 relax.op.multiply(weight, relax.const(reshape_scale(site).astype(np.float32), dtype))
             )
-        if replacement.channels_last:
-            weight = self.builder_.emit(relax.op.permute_dims(weight, _list_axes(replacement.workload, to_last=True)))
-        return weight
-
-
-def _list_axes(workload: ConvOperator, *, to_last: bool) -> list[int]:
-    """Return the axes of a transposition to channels last, or back."""
-    last = workload.spatial_ndim + 1
-    return [0, *range(2, last + 1), 1] if to_last else [0, last, *range(1, last)]
+        return self.builder_.emit(permute(weight, to_last=True)) if replacement.channels_last else weight

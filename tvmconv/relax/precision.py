@@ -1,0 +1,100 @@
+"""The conversion of a Relax module to float16, such that epilogues stay next to their convolutions."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numpy as np
+import tvm
+from tvm import relax
+from tvm.ir import Call, GenericConst, IRModule
+
+from tvmconv.relax.graph import NORM_OP, is_foldable_norm, list_sizes, read_number
+from tvmconv.workloads.dtypes import get_numpy_dtype
+
+
+def to_float16(mod: IRModule) -> IRModule:
+    """Return a Relax module that computes in float16, with inputs and outputs of the same dtypes as before.
+
+    TVM's `ToMixedPrecision` alone leaves batch normalizations in float32 between float16 convolutions, and fails on
+    `clip`. Here batch normalizations become part of the weights, or factors and summands.
+
+    Args:
+        mod: Module that computes in float32, with its weights as constants. It is not modified.
+
+    Examples:
+        >>> import tvmconv.relax
+        >>> mod = tvmconv.relax.optimize(tvmconv.relax.to_float16(mod), "sm_90")  # doctest: +SKIP
+    """
+    passes = [
+        relax.transform.CanonicalizeBindings(),
+        relax.transform.FoldBatchnormToConv2D(),
+        relax.transform.FoldConstant(),
+        simplify_ops,
+        relax.transform.ToMixedPrecision("float16"),
+        fold_casts,
+    ]
+    return tvm.ir.transform.Sequential(passes)(mod)
+
+
+@tvm.transform.module_pass(opt_level=0, name="tvmconv.simplify_ops")
+def simplify_ops(mod: IRModule, _context: Any) -> IRModule:
+    """Return a module with products and sums instead of batch normalizations, and maximum and minimum instead of clip.
+
+    `ToMixedPrecision` converts these, but neither normalizations nor the limits of a clip.
+    """
+    return _rewrite_functions(mod, _OpSimplifier(mod))
+
+
+@tvm.transform.module_pass(opt_level=0, name="tvmconv.fold_casts")
+def fold_casts(mod: IRModule, _context: Any) -> IRModule:
+    """Return a module without casts of constants. TVM's `FoldConstant` leaves those of scalars."""
+    return _rewrite_functions(mod, _CastFolder(mod))
+
+
+def _rewrite_functions(mod: IRModule, rewriter: relax.PyExprMutator) -> IRModule:
+    for variable, function in mod.functions_items():
+        if isinstance(function, relax.Function):
+            rewriter.builder_.update_func(variable, rewriter.visit_expr(function))
+    return relax.transform.CanonicalizeBindings()(rewriter.builder_.get())
+
+
+@relax.expr_functor.mutator
+class _CastFolder(relax.PyExprMutator):
+    def visit_call_(self, call: Call) -> relax.Expr:
+        call = super().visit_call_(call)
+        if getattr(call.op, "name", "") != "relax.astype" or not isinstance(call.args[0], GenericConst):
+            return call
+        dtype = str(call.attrs.dtype)
+        return relax.const(call.args[0].value.numpy().astype(get_numpy_dtype(dtype)), dtype)
+
+
+@relax.expr_functor.mutator
+class _OpSimplifier(relax.PyExprMutator):
+    def visit_call_(self, call: Call) -> relax.Expr:
+        call = super().visit_call_(call)
+        name = getattr(call.op, "name", "")
+        if name == "relax.clip":
+            return self._make_clip(call)
+        if name == NORM_OP and is_foldable_norm(call):
+            return self._make_product(call)
+        return call
+
+    def _make_clip(self, call: Call) -> relax.Expr:
+        value, dtype = call.args[0], str(call.args[0].ty.dtype)
+        for limit, op in zip(map(read_number, call.args[1:]), (relax.op.maximum, relax.op.minimum), strict=True):
+            if math.isfinite(limit):
+                value = self.builder_.emit(op(value, relax.const(limit, dtype)))
+        return value
+
+    def _make_product(self, call: Call) -> relax.Expr:
+        x, *constants = call.args
+        gamma, beta, mean, variance = (constant.value.numpy().astype(np.float64) for constant in constants)
+        factor = (gamma if call.attrs.scale else 1.0) / np.sqrt(variance + float(call.attrs.epsilon))
+        summand = (beta if call.attrs.center else 0.0) - mean * factor
+        shape = (-1, *(1,) * (len(list_sizes(x) or ()) - 2))
+        dtype = str(x.ty.dtype)
+        factor, summand = (relax.const(each.reshape(shape).astype(dtype), dtype) for each in (factor, summand))
+        scaled = self.builder_.emit(relax.op.multiply(x, factor))
+        return relax.Tuple([self.builder_.emit(relax.op.add(scaled, summand)), *constants[2:]])
