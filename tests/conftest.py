@@ -65,6 +65,7 @@ def pytest_collection_modifyitems(items):
 def pytest_collection_finish():
     """What is there before the first test stays: to go through it again and again takes seconds of each worker."""
     gc.freeze()
+    gc.set_threshold(20_000)  # collections among the many objects of TVM's trees take 2% of the tests' time by default
     gc.enable()
 
 
