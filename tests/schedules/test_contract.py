@@ -338,7 +338,7 @@ def architectures(schedule, text):
 COMPILED = [
     (name, text, own[(number + 2 * place) % len(own)])
     for number, (name, texts) in enumerate(LAYERS.items())
-    for place, text in list(enumerate(texts))[::3]  # all of them below
+    for place, text in list(enumerate(texts))[::4]  # all of them below
     for own in [architectures(name, text)]
 ]
 
