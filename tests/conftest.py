@@ -47,8 +47,9 @@ def pytest_sessionstart():
 
 
 @pytest.hookimpl(trylast=True)  # after tests are deselected
-def pytest_collection_modifyitems(items):
+def pytest_collection_modifyitems(config, items):
     """Deal long tests to the starts of the workers' shares, so that none is left at the end of a parallel run."""
+    _deselect_repeated_skips(config, items)
     long_tests = [item for item in items if getattr(item, "originalname", "") in LONG_TESTS]
     others = [item for item in items if item not in long_tests]
     num_workers, num_items = int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", "1")), len(items)
@@ -62,9 +63,23 @@ def pytest_collection_modifyitems(items):
     items += others
 
 
+def _deselect_repeated_skips(config, items):
+    """Without a GPU, leave one case of each test that needs one: to skip a thousand for one reason takes seconds."""
+    gpu_items: dict[str, list[pytest.Item]] = {}
+    for item in items:
+        if item.get_closest_marker("gpu"):
+            gpu_items.setdefault(item.nodeid.partition("[")[0], []).append(item)
+    repeated = [item for cases in gpu_items.values() for item in cases[1:]]
+    if repeated and _no_gpu():
+        config.hook.pytest_deselected(items=repeated)
+        nodes = {item.nodeid for item in repeated}
+        items[:] = [item for item in items if item.nodeid not in nodes]
+
+
 def pytest_collection_finish():
     """What is there before the first test stays: to go through it again and again takes seconds of each worker."""
     gc.freeze()
+    gc.set_threshold(20_000)  # collections among the many objects of TVM's trees take 2% of the tests' time by default
     gc.enable()
 
 

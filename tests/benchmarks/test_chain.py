@@ -72,7 +72,7 @@ def entries(archive):
 
 
 @pytest.fixture
-def build(bench, suite, tmp_path):
+def build(bench, suite, tmp_path, prebuild_in_threads):
     """Build an archive of the suite with these options."""
 
     def run(*options):

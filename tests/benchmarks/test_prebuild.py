@@ -60,6 +60,7 @@ def test_all_searched_schedules_are_proposed_by_default(tmp_path):
 
 
 @needs_nvrtc
+@pytest.mark.usefixtures("prebuild_in_threads")
 def test_kernels_are_measured_on_their_architecture_alone(bench, build, tmp_path, capsys):
     log = tmp_path / "log.jsonl"
     assert bench(["measure", str(build(1)), "--device", "opencl:0", "--log", str(log)]) == 2

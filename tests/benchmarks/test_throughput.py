@@ -61,6 +61,7 @@ def test_metaschedule_without_a_time_has_no_ratio(measured):
     assert "×" not in out.split("stage of a trial")[1]
 
 
+@pytest.mark.usefixtures("shared_processes")
 def test_on_opencl_tvmconv_is_measured_alone(bench, tmp_path, capsys):
     status = bench([SMALL, "--trials", "3", "--device", "opencl:0", "-o", str(tmp_path)])
     out = capsys.readouterr().out

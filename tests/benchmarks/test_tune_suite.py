@@ -39,6 +39,7 @@ def trials_of(log):
 
 
 @pytest.mark.usefixtures("shared_processes")
+@pytest.mark.usefixtures("shared_processes")
 def test_a_suite_is_tuned_and_compared(bench, small, tmp_path, capsys):
     words = [*HOW, "--baseline", "none", "-o", str(tmp_path)]
     assert bench(words) == 0

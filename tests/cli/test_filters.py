@@ -21,6 +21,7 @@ def test_show_has_every_stage(run, stage):
 
 
 @pytest.mark.usefixtures("shared_processes")
+@pytest.mark.usefixtures("shared_processes")
 @BOTH
 def test_what_is_tuned_is_found_again_and_built(run, log, tmp_path, text):
     how = ["--schedule", "constant", "--tuner", "grid", "--trials", "2", "--device", "opencl:0"]

@@ -1,5 +1,7 @@
 """Processes of Python in which TVM is loaded: a server forks one for each call, as to load TVM takes a second of each.
 
+Matplotlib is loaded as well, as it looks for fonts in each new home; tvmconv is not, as callers may change it.
+
     python forked_python.py serve SOCKET    # until its standard input ends
     python -S forked_python.py call SOCKET ARGUMENT...    # as `python ARGUMENT...`: -c CODE, -m MODULE, or a file
 
@@ -34,6 +36,7 @@ def call(path, arguments):
 def serve(path):
     """Fork a process for each call, and return in it with the command's arguments; None when the server ends."""
     sys.path.insert(0, STUB_FOLDER)
+    import matplotlib.pyplot as plt  # noqa: F401
     import tvm  # noqa: F401
 
     sys.path.remove(STUB_FOLDER)

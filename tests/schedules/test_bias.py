@@ -55,5 +55,5 @@ def test_any_config_begins_with_the_right_bias(schedule, text, opencl):
     space = registry.find_schedule(w, schedule).space(w, opencl.limits)
     configs = [space.config_from_point(point) for point in space.sample_legal(50, np.random.default_rng(len(text)))]
     sliced = [config for config in configs if config.get("sliced_k", 1) > 1]
-    for config in configs[:2] + sliced[:1]:
+    for config in configs[:1] + sliced[:1]:
         assert tc.build(w, schedule, config=config, device=opencl).verify().ok

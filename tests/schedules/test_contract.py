@@ -11,6 +11,7 @@ import emulate
 import numpy as np
 import pytest
 from combinations import EPILOGUES, LAYOUTS, every, in_pairs, in_turn, layouts, schedules
+from covering_cases import list_features, mark_others_slow
 from cubins import ARCHITECTURES, DTYPES, check_spills, needs_nvrtc, space_of
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
@@ -91,15 +92,21 @@ DEFAULTS = [
     *turns([text for text in NASTY if text not in NASTY_2D], 6),
     *(("opencl:0", "conflict_free", text) for text in LARGE),
     *turns(NASTY_FILTERS, 3),
-    *(
-        pytest.param("sm_90", name, text, marks=[pytest.mark.slow] if number % 2 else [])
-        for name, texts in EMULATED.items()
-        for number, text in enumerate(texts)
-    ),
+    *(("sm_90", name, text) for name, texts in EMULATED.items() for text in texts[::2]),
 ]
+OTHERS = [("sm_90", name, text) for name, texts in EMULATED.items() for text in texts[1::2]]
 
 
-@pytest.mark.parametrize(("place", "schedule", "text"), DEFAULTS)
+def case_features(case):
+    """What a schedule may depend on, and the large workloads themselves, in each of which an index overflows."""
+    place, schedule, text = case
+    return {(place, schedule, feature) for feature in ({text} if text in LARGE else list_features(text))}
+
+
+@pytest.mark.parametrize(
+    ("place", "schedule", "text"),
+    [*mark_others_slow(DEFAULTS, case_features), *(pytest.param(*case, marks=pytest.mark.slow) for case in OTHERS)],
+)
 def test_defaults_compute_the_workload(place, schedule, text):
     kernel = check(place, schedule, text)
     if place != "sm_90":
@@ -331,7 +338,7 @@ def architectures(schedule, text):
 COMPILED = [
     (name, text, own[(number + 2 * place) % len(own)])
     for number, (name, texts) in enumerate(LAYERS.items())
-    for place, text in list(enumerate(texts))[::3]  # all of them below
+    for place, text in list(enumerate(texts))[::4]  # all of them below
     for own in [architectures(name, text)]
 ]
 

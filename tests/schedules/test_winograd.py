@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 from combinations import EPILOGUES, LAYOUTS
+from covering_cases import list_features, mark_others_slow
 from cubins import needs_nvrtc
 from nasty import NASTY_WINOGRAD
 from pairs import in_pairs
@@ -113,7 +114,14 @@ def turn(number):
     return workload, sizes[own % len(sizes)]
 
 
-@pytest.mark.parametrize(("name", "number"), TURNS)
+def turn_features(case):
+    name, number = case
+    workload, m = turn(number)
+    features = {*list_features(workload.text), ("tile", m, workload.kernel), ("tile", m, workload.dtype)}
+    return {(name, feature) for feature in features}
+
+
+@pytest.mark.parametrize(("name", "number"), mark_others_slow(TURNS, turn_features))
 def test_tiles_of_some_size_compute_any_workload(name, number):
     workload, m = turn(number)
     if name == FUSED:

@@ -41,6 +41,7 @@ def test_a_last_timing_that_deviates_is_repeated_and_left_out(log, instant):
     assert len(instant.measured) == 10 + NUM_FINALISTS * NUM_FINAL_ROUNDS + 1
 
 
+@pytest.mark.usefixtures("shared_processes")
 def test_records_that_nobody_can_build_are_no_finalists(log):
     """As a log of another version has them, whose schedules had other knobs."""
     search(log, trials=3)

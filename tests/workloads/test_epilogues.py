@@ -42,6 +42,7 @@ BY_HAND = {
 }
 
 orders = st.lists(st.sampled_from(sorted(BY_HAND)), unique=True).map(tuple)
+few_in_order = st.lists(st.sampled_from(sorted(BY_HAND)), unique=True, max_size=5).map(tuple)  # compiled in a second
 
 
 def conv(epilogue, dtype="float32", layout="nchw"):
@@ -90,7 +91,7 @@ def test_the_declaration_computes_the_reference(epilogue, dtype, layout):
     assert declares_its_reference(conv(epilogue, dtype, layout))
 
 
-@given(orders)
+@given(few_in_order)
 @settings(max_examples=6)
 def test_the_declaration_of_any_order_computes_the_reference(epilogue):
     assert declares_its_reference(conv(epilogue))

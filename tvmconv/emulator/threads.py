@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -35,22 +36,22 @@ class EmulatedThreads:
     block_indices: NDArray[np.int64]
     cluster_shape: tuple[int, int, int] = (1, 1, 1)
 
-    @property
+    @functools.cached_property
     def cluster_size(self) -> int:
         """Number of blocks per cluster."""
         return math.prod(self.cluster_shape)
 
-    @property
+    @functools.cached_property
     def threads_per_block(self) -> int:
         """Number of threads per block."""
         return math.prod(self.block_shape)
 
-    @property
+    @functools.cached_property
     def lanes_per_block(self) -> int:
         """Number of lanes per block, which is the number of threads rounded up to whole warps."""
         return round_up(self.threads_per_block, WARP_SIZE)
 
-    @property
+    @functools.cached_property
     def num_lanes(self) -> int:
         """Number of lanes of all blocks."""
         return len(self.block_indices) * self.lanes_per_block

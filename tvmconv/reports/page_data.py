@@ -96,8 +96,8 @@ def collect_contents(
     focus_workload = max(layers, key=lambda layer: layer.count * _estimate_seconds(layer.workload, groups)).workload
     if is_single and not groups[focus_workload] and device_spec:
         on_progress("computing bounds")
-        computed_group = timing_groups.times_from_code(focus_workload, device, device_spec)
-        groups[focus_workload] = [_select_schedules(computed_group, focus_workload, sources.schedules)]
+        computed_group = timing_groups.times_from_code(focus_workload, device, device_spec, sources.schedules)
+        groups[focus_workload] = [computed_group]
     kernels = _build_kernels(focus_workload, device_records, sources, device, on_progress)
     records = device_records.records.get(focus_workload, [])
     waterfall_steps, no_waterfall_reason = _compute_waterfall(kernels, device_spec, records, on_progress)

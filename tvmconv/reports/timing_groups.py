@@ -72,13 +72,16 @@ def times_from_sweep(sweep: Sweep, workload: Workload) -> TimingGroup | None:
     return None
 
 
-def times_from_code(workload: Workload, device: Device, device_spec: Target) -> TimingGroup:
-    """Estimate from their code the times of all schedules with their default knobs. Each time is the longest that one
-    unit of the GPU needs alone; latencies and launches may add to it.
+def times_from_code(
+    workload: Workload, device: Device, device_spec: Target, schedule_names: Sequence[str] | None = None
+) -> TimingGroup:
+    """Estimate from their code the times of schedules, by default of all, with their default knobs. Each time is the
+    longest that one unit of the GPU needs alone; latencies and launches may add to it.
     """
     timings, failures = [], []
     for schedule in registry.schedules(workload):
-        if schedule.can_run_on(device.kind, device.arch):
+        is_selected = schedule_names is None or schedule.name in schedule_names
+        if is_selected and schedule.can_run_on(device.kind, device.arch):
             try:
                 built_kernel = kernel.build_for_device(workload, schedule, device, None)
                 slowest_unit, *_ = compute_unit_times(built_kernel, device_spec)

@@ -1,0 +1,44 @@
+"""Few workloads that together have all features of many: sweeps run these, and `-m slow` runs the others."""
+
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
+
+import pytest
+
+import tvmconv as tc
+
+
+def list_features(text: str) -> set[Any]:
+    """What the code for a convolution may depend on; the features of another workload are its text."""
+    if not text.startswith("conv"):
+        return {text}
+    w = tc.parse(text)
+    operator, channels_in, channels_out = text.partition(":")[0], w.C // w.groups, w.O // w.groups
+    layouts, groups = (text.count("nchw"), text.count("nhwc")), (w.groups > 1, w.groups == w.C)
+    strides, is_symmetric = (max(w.stride) > 1, len(set(w.stride)) > 1), w.pad_low == w.pad_high
+    return {
+        ("dtype and operator", w.dtype, operator),
+        ("dtype and layout", w.dtype, layouts),
+        ("dtype and stride", w.dtype, strides),
+        ("dtype and groups", w.dtype, groups),
+        ("epilogue", w.epilogue),
+        ("padding", tuple(sorted(set(w.pad_low))), is_symmetric),
+        ("taps", w.kernel),
+        ("dilation", max(w.dilation) > 1),
+        ("batch", w.N > 1),
+        ("input channels", channels_in % 8 == 0, channels_in % 16 == 0),
+        ("output channels", channels_out % 8 == 0, channels_out % 16 == 0),
+    }
+
+
+def mark_others_slow(cases: Sequence[Any], features: Callable[[Any], Iterable[Any]]) -> list[Any]:
+    """The cases; those without a feature that a greedy choice of few others lacks are marked as slow."""
+    remaining = {number: set(features(case)) for number, case in enumerate(cases)}
+    wanted, chosen = set().union(*remaining.values()), set()
+    while wanted:
+        best = max(remaining, key=lambda number: len(remaining[number] & wanted))
+        wanted -= remaining.pop(best)
+        chosen.add(best)
+    return [
+        case if number in chosen else pytest.param(*case, marks=pytest.mark.slow) for number, case in enumerate(cases)
+    ]
