@@ -169,12 +169,12 @@ def _select_default(w: Filter, vector: int) -> tuple[int, bool]:
 
 def build_filter_schedule(w: Filter, thread_tile: FilterThreadTile) -> Schedule:
     """Return the filter with these strips as a scheduled function of X, K and Y; the mask is in constant memory."""
-    s = build_schedule(w, lambda arguments: StripKernel(w, thread_tile, arguments).emit())
+    s = build_schedule(w, lambda arguments: FilterStripKernel(w, thread_tile, arguments).emit())
     set_memory_scope(s, K="constant")
     return s
 
 
-class StripKernel:
+class FilterStripKernel:
     """Emitter of the kernel; the window of a strip has the elements of an input row that it reads, in whole vectors."""
 
     def __init__(self, w: Filter, tile: FilterThreadTile, arguments: Mapping[str, Buffer]) -> None:
