@@ -169,97 +169,101 @@ def _select_default(w: Filter, vector: int) -> tuple[int, bool]:
 
 def build_filter_schedule(w: Filter, thread_tile: FilterThreadTile) -> Schedule:
     """Return the filter with these strips as a scheduled function of X, K and Y; the mask is in constant memory."""
-    (height, width, channels), (mask_rows, mask_columns) = w.image, w.mask
-    row_elements = width * channels
-    vector, vectors_per_thread = thread_tile.vector, thread_tile.vectors_per_thread
-    rows_per_thread, (threads_x, threads_y) = thread_tile.rows_per_thread, thread_tile.thread_shape
-    whole_vectors, remaining_elements = divmod(row_elements, vector)  # only a signal has remaining elements
-    halo_elements = _compute_halo_elements(w)
-    halo_vectors = ceil_div(halo_elements, vector)  # on each side of the strip
-    window_vectors = vectors_per_thread + 2 * halo_vectors
-    first_element = halo_vectors * vector - halo_elements  # window element of the first tap of the first output
-    blocks_across = ceil_div(row_elements, vector * vectors_per_thread * threads_x)
-    blocks = blocks_across * ceil_div(height, rows_per_thread * threads_y)
+    s = build_schedule(w, lambda arguments: FilterStripKernel(w, thread_tile, arguments).emit())
+    set_memory_scope(s, K="constant")
+    return s
 
-    def emit_kernel(arguments: dict[str, Buffer]) -> None:
-        X, K, Y = arguments.values()
-        sums = allocate("sums", (rows_per_thread, vectors_per_thread * vector), "float32")
-        window = allocate("window", window_vectors * vector, "float32")
 
-        def emit_load(line: Expr, first_vector: Expr) -> None:
-            with unrolled_loop(window_vectors, "g") as g:
-                index, is_row = first_vector + g, logical_and(line >= 0, line < height)
-                is_whole = logical_and(is_row, index >= halo_vectors, index < halo_vectors + whole_vectors)
-                with ir.If(is_whole):
-                    with ir.Then(), vectorized_loop(vector) as lane:
-                        element = (index - halo_vectors) * vector + lane
-                        store(window, g * vector + lane, X[w.element_index(line, element)])
-                    with ir.Else(), vectorized_loop(vector) as lane:
-                        store(window, g * vector + lane, T.float32(0))
-                if remaining_elements:
-                    with (
-                        if_(logical_and(is_row, index == halo_vectors + whole_vectors)),
-                        unrolled_loop(remaining_elements, "lane") as lane,
-                    ):
-                        store(window, g * vector + lane, X[w.element_index(line, whole_vectors * vector + lane)])
+class FilterStripKernel:
+    """Emitter of the kernel; the window of a strip has the elements of an input row that it reads, in whole vectors."""
 
-        def emit_row_products(i: Expr, r: Expr) -> None:
-            with (
-                unrolled_loop(mask_columns, "s") as s,
-                unrolled_loop(vectors_per_thread * vector, "lane") as lane,
-            ):
-                product = window[first_element + s * channels + lane] * K[w.mask_index(r, s)]
-                store_element(sums, (i, lane), sums[i, lane] + product)
+    def __init__(self, w: Filter, tile: FilterThreadTile, arguments: Mapping[str, Buffer]) -> None:
+        self._w, self._tile = w, tile
+        self._x, self._k, self._y = arguments.values()
+        height, width, channels = w.image
+        self._height, self._channels, self._row_elements = height, channels, width * channels
+        # Only a signal has remaining elements.
+        self._whole_vectors, self._remaining_elements = divmod(self._row_elements, tile.vector)
+        halo_elements = _compute_halo_elements(w)
+        self._halo_vectors = ceil_div(halo_elements, tile.vector)  # on each side of the strip
+        self._window_vectors = tile.vectors_per_thread + 2 * self._halo_vectors
+        # Element of the window under the first tap of the first output.
+        self._first_element = self._halo_vectors * tile.vector - halo_elements
+        self._strip_elements = tile.vectors_per_thread * tile.vector
+        self._sums = allocate("sums", (tile.rows_per_thread, self._strip_elements), "float32")
+        self._window = allocate("window", self._window_vectors * tile.vector, "float32")
 
-        def emit_store(line: Expr, first_vector: Expr, i: Expr) -> None:
-            with unrolled_loop(vectors_per_thread, "g") as g:
-                with unrolled_loop(vector, "lane") as lane:
-                    store_element(sums, (i, g * vector + lane), apply_epilogue(w, sums[i, g * vector + lane]))
-                index, is_row = first_vector + g, line < height
-                with if_(logical_and(is_row, index < whole_vectors)), vectorized_loop(vector) as lane:
-                    store_element(Y, w.element_index(line, index * vector + lane), sums[i, g * vector + lane])
-                if remaining_elements:
-                    with (
-                        if_(logical_and(is_row, index == whole_vectors)),
-                        unrolled_loop(remaining_elements, "lane") as lane,
-                    ):
-                        element = whole_vectors * vector + lane
-                        store_element(Y, w.element_index(line, element), sums[i, g * vector + lane])
-
-        def emit_strip(top: Expr, left: Expr) -> None:
-            with (
-                unrolled_loop(rows_per_thread, "i") as i,
-                unrolled_loop(vectors_per_thread * vector, "lane") as lane,
-            ):
-                store_element(sums, (i, lane), T.float32(0))
-            if thread_tile.load_rows_once:
-                with unrolled_loop(rows_per_thread + mask_rows - 1, "line") as line:
-                    emit_load(top + line - mask_rows // 2, left)
-                    with (
-                        unrolled_loop(rows_per_thread, "i") as i,
-                        if_(logical_and(line - i >= 0, line - i < mask_rows)),
-                    ):
-                        emit_row_products(i, line - i)
-            else:
-                with serial_loop(mask_rows, "r") as r, unrolled_loop(rows_per_thread, "i") as i:
-                    emit_load(top + i + r - mask_rows // 2, left)
-                    emit_row_products(i, r)
-            with unrolled_loop(rows_per_thread, "i") as i:
-                emit_store(top + i, left, i)
-
+    def emit(self) -> None:
+        """Emit the kernel."""
+        tile, (threads_x, threads_y) = self._tile, self._tile.thread_shape
+        blocks_across = ceil_div(self._row_elements, self._strip_elements * threads_x)
+        blocks = blocks_across * ceil_div(self._height, tile.rows_per_thread * threads_y)
         with (
             thread_axis(blocks, "blockIdx.x") as block,
             thread_axis(threads_y, "threadIdx.y") as ty,
             thread_axis(threads_x, "threadIdx.x") as tx,
         ):
-            emit_strip(
-                (block // blocks_across * threads_y + ty) * rows_per_thread,
-                (block % blocks_across * threads_x + tx) * vectors_per_thread,
+            self._emit_strip(
+                (block // blocks_across * threads_y + ty) * tile.rows_per_thread,
+                (block % blocks_across * threads_x + tx) * tile.vectors_per_thread,
             )
 
-    s = build_schedule(w, emit_kernel)
-    set_memory_scope(s, K="constant")
-    return s
+    def _emit_strip(self, top: Expr, left: Expr) -> None:
+        """Compute the strip from row `top` and vector `left` on."""
+        num_rows, mask_rows = self._tile.rows_per_thread, self._w.mask[0]
+        with unrolled_loop(num_rows, "i") as i, unrolled_loop(self._strip_elements, "lane") as lane:
+            store_element(self._sums, (i, lane), T.float32(0))
+        if self._tile.load_rows_once:
+            with unrolled_loop(num_rows + mask_rows - 1, "line") as line:
+                self._emit_load(top + line - mask_rows // 2, left)
+                with unrolled_loop(num_rows, "i") as i, if_(logical_and(line - i >= 0, line - i < mask_rows)):
+                    self._emit_row_products(i, line - i)
+        else:
+            with serial_loop(mask_rows, "r") as r, unrolled_loop(num_rows, "i") as i:
+                self._emit_load(top + i + r - mask_rows // 2, left)
+                self._emit_row_products(i, r)
+        with unrolled_loop(num_rows, "i") as i:
+            self._emit_store(top + i, left, i)
+
+    def _emit_load(self, line: Expr, first_vector: Expr) -> None:
+        """Load the window from an input row, with zeros outside of the image."""
+        vector, whole_vectors, halo_vectors = self._tile.vector, self._whole_vectors, self._halo_vectors
+        with unrolled_loop(self._window_vectors, "g") as g:
+            index, is_row = first_vector + g, logical_and(line >= 0, line < self._height)
+            is_whole = logical_and(is_row, index >= halo_vectors, index < halo_vectors + whole_vectors)
+            with ir.If(is_whole):
+                with ir.Then(), vectorized_loop(vector) as lane:
+                    element = (index - halo_vectors) * vector + lane
+                    store(self._window, g * vector + lane, self._x[self._w.element_index(line, element)])
+                with ir.Else(), vectorized_loop(vector) as lane:
+                    store(self._window, g * vector + lane, T.float32(0))
+            if self._remaining_elements:
+                is_last = logical_and(is_row, index == halo_vectors + whole_vectors)
+                with if_(is_last), unrolled_loop(self._remaining_elements, "lane") as lane:
+                    element = whole_vectors * vector + lane
+                    store(self._window, g * vector + lane, self._x[self._w.element_index(line, element)])
+
+    def _emit_row_products(self, i: Expr, r: Expr) -> None:
+        """Add the products of the window with a row of the mask to a row of sums."""
+        with unrolled_loop(self._w.mask[1], "s") as s, unrolled_loop(self._strip_elements, "lane") as lane:
+            position = self._first_element + s * self._channels + lane
+            product = self._window[position] * self._k[self._w.mask_index(r, s)]
+            store_element(self._sums, (i, lane), self._sums[i, lane] + product)
+
+    def _emit_store(self, line: Expr, first_vector: Expr, i: Expr) -> None:
+        """Apply the epilogue to a row of sums, and store it to a row of the image."""
+        w, vector, whole_vectors, sums = self._w, self._tile.vector, self._whole_vectors, self._sums
+        with unrolled_loop(self._tile.vectors_per_thread, "g") as g:
+            with unrolled_loop(vector, "lane") as lane:
+                store_element(sums, (i, g * vector + lane), apply_epilogue(w, sums[i, g * vector + lane]))
+            index, is_row = first_vector + g, line < self._height
+            with if_(logical_and(is_row, index < whole_vectors)), vectorized_loop(vector) as lane:
+                store_element(self._y, w.element_index(line, index * vector + lane), sums[i, g * vector + lane])
+            if self._remaining_elements:
+                is_last = logical_and(is_row, index == whole_vectors)
+                with if_(is_last), unrolled_loop(self._remaining_elements, "lane") as lane:
+                    element = whole_vectors * vector + lane
+                    store_element(self._y, w.element_index(line, element), sums[i, g * vector + lane])
 
 
 def _count_products(w: Filter, columns: Mapping[str, Any]) -> Any:

@@ -19,22 +19,14 @@ from tvmconv.torch.signature import ConvSignature
 
 @dataclass(frozen=True)
 class TableEntry:
-    """A kernel of a product.
+    """A kernel of a product."""
 
-    Attributes:
-        name: Name of the kernel, with the text of its workload.
-        signature: Shapes, dtypes and layouts of the kernel's tensors.
-        launcher: Function that launches the kernel.
-        schedule: Name of the kernel's schedule.
-        config_source: Source of the kernel's config: "tuned", "predicted" or "default".
-        compensation: Factor on the result that compensates the mean loss of operands that the kernel truncates to TF32.
-    """
-
-    name: str
-    signature: ConvSignature
-    launcher: Launcher
-    schedule: str
-    config_source: str
+    name: str  # name of the kernel, with the text of its workload
+    signature: ConvSignature  # shapes, dtypes and layouts of the kernel's tensors
+    launcher: Launcher  # function that launches the kernel
+    schedule: str  # name of the kernel's schedule
+    config_source: str  # source of the kernel's config: "tuned", "predicted" or "default"
+    # Factor on the result that compensates the mean loss of operands that the kernel truncates to TF32.
     compensation: float = 1.0
 
     def run(
@@ -64,27 +56,16 @@ class TableEntry:
 
 @dataclass(frozen=True)
 class RecordedCall:
-    """A call of a convolution that was recorded.
+    """A call of a convolution that was recorded."""
 
-    Attributes:
-        path: Path of the module in its model; "" for a call of a function.
-        call: Shapes, options, dtype, layout and device.
-        bias_dtype: Data type of the bias; None if there is none.
-        needs_dgrad: Whether the gradient of the input is needed.
-        needs_wgrad: Whether the gradient of the weight is needed.
-        x_stride: Strides of the input in elements.
-        weight_stride: Strides of the weight in elements.
-        is_normalized: Whether a batch normalization in training mode reads the output.
-    """
-
-    path: str
-    call: ConvCall
-    bias_dtype: torch.dtype | None
-    needs_dgrad: bool
-    needs_wgrad: bool
-    x_stride: tuple[int, ...]
-    weight_stride: tuple[int, ...]
-    is_normalized: bool = False
+    path: str  # path of the module in its model; "" for a call of a function
+    call: ConvCall  # shapes, options, dtype, layout and device
+    bias_dtype: torch.dtype | None  # data type of the bias; None if there is none
+    needs_dgrad: bool  # whether the gradient of the input is needed
+    needs_wgrad: bool  # whether the gradient of the weight is needed
+    x_stride: tuple[int, ...]  # strides of the input in elements
+    weight_stride: tuple[int, ...]  # strides of the weight in elements
+    is_normalized: bool = False  # whether a batch normalization in training mode reads the output
 
 
 class KernelTable:

@@ -93,28 +93,19 @@ class LayoutCosts:
 
 @dataclass
 class LayoutPlanner:
-    """The planner of the layouts of a model's graphs.
+    """The planner of the layouts of a model's graphs."""
 
-    Attributes:
-        costs: Costs of kernels and conversions.
-        time_call: Function that measures PyTorch's nodes; None to take each for equally fast in both layouts.
-        has_time: Function that returns whether there is time for further measurements.
-        converts_weights: Whether weights get the layout of their convolution, for layers that PyTorch computes.
-        num_moved: Convolutions of all graphs that read or write another layout than in PyTorch.
-        num_conversions: Conversions between nodes.
-        num_mixed: Convolutions that read one layout and write the other.
-        layout: Layout that was chosen for the last of these convolutions.
-        former_weights: Convolutions whose weights were converted, with the layouts that these had.
-    """
-
-    costs: LayoutCosts
+    costs: LayoutCosts  # costs of kernels and conversions
+    # Function that measures PyTorch's nodes; None to take each for equally fast in both layouts.
     time_call: Callable[[str, Callable[[], object]], float] | None = None
-    has_time: Callable[[], bool] = lambda: True
+    has_time: Callable[[], bool] = lambda: True  # function that returns whether there is time for further measurements
+    # Whether weights get the layout of their convolution, for layers that PyTorch computes.
     converts_weights: bool = True
-    num_moved: int = 0
-    num_conversions: int = 0
-    num_mixed: int = 0
-    layout: str = ""
+    num_moved: int = 0  # convolutions of all graphs that read or write another layout than in PyTorch
+    num_conversions: int = 0  # conversions between nodes
+    num_mixed: int = 0  # convolutions that read one layout and write the other
+    layout: str = ""  # layout that was chosen for the last of these convolutions
+    # Convolutions whose weights were converted, with the layouts that these had.
     former_weights: list[tuple[ConvSite, str]] = field(default_factory=list)
 
     def make_recorder(self, graph: fx.GraphModule, image_ndims: Collection[int]) -> LayoutRecorder:

@@ -31,21 +31,15 @@ TimeCall = Callable[[str, Callable[[], object]], float]  # from a name and a cal
 
 @dataclass
 class NodeLayout:
-    """How a node of a graph depends on the layout of its images.
+    """How a node of a graph depends on the layout of its images."""
 
-    Attributes:
-        layout: Layout of the images of its result in the run; None if there are none, or they have both layouts.
-        nbytes: Bytes of these images.
-        follows_inputs: Whether the node computes the same in the other layout, and its images then have that one.
-        shared_inputs: Input nodes with whose results it shares memory.
-        seconds: Seconds by layout; empty if they were not measured.
-    """
-
+    # Layout of the images of its result in the run; None if there are none, or they have both layouts.
     layout: str | None = None
-    nbytes: int = 0
+    nbytes: int = 0  # bytes of these images
+    # Whether the node computes the same in the other layout, and its images then have that one.
     follows_inputs: bool = False
-    shared_inputs: frozenset[fx.Node] = frozenset()
-    seconds: dict[str, float] = field(default_factory=dict)
+    shared_inputs: frozenset[fx.Node] = frozenset()  # input nodes with whose results it shares memory
+    seconds: dict[str, float] = field(default_factory=dict)  # seconds by layout; empty if they were not measured
 
 
 @dataclass(frozen=True)

@@ -24,15 +24,10 @@ STATS_ATTRIBUTE, SOURCE_ATTRIBUTE = "_tvmconv_stats", "_tvmconv_source"  # of ou
 
 
 class OutputStats(NamedTuple):
-    """Statistics of a convolution's output.
+    """Statistics of a convolution's output."""
 
-    Attributes:
-        values: Mean and biased variance of each channel, of shape (2, channels), in float32.
-        version: Version of the output, which writes in place change.
-    """
-
-    values: torch.Tensor
-    version: int
+    values: torch.Tensor  # mean and biased variance of each channel, of shape (2, channels), in float32
+    version: int  # version of the output, which writes in place change
 
 
 def attach_stats(y: torch.Tensor, stats: torch.Tensor) -> torch.Tensor:
@@ -218,19 +213,12 @@ BATCH_NORM_TYPES: dict[type[nn.Module], type[nn.Module]] = {
 
 @dataclass(frozen=True)
 class NormalizationExample:
-    """A batch normalization of random parameters, to be timed.
+    """A batch normalization of random parameters, to be timed."""
 
-    Attributes:
-        dy: Gradient of the output.
-        weight: Factor of each channel.
-        bias: Summand of each channel.
-        running: Running mean and running variance.
-    """
-
-    dy: torch.Tensor
-    weight: torch.Tensor
-    bias: torch.Tensor
-    running: tuple[torch.Tensor, torch.Tensor]
+    dy: torch.Tensor  # gradient of the output
+    weight: torch.Tensor  # factor of each channel
+    bias: torch.Tensor  # summand of each channel
+    running: tuple[torch.Tensor, torch.Tensor]  # running mean and running variance
 
     @classmethod
     def for_output(cls, call: ConvCall) -> NormalizationExample:

@@ -43,17 +43,11 @@ EQUAL_TOLERANCE = 1e-3  # tolerated difference of equal results, relative to the
 
 @dataclass(frozen=True)
 class ModuleCall:
-    """The first call of a module.
+    """The first call of a module."""
 
-    Attributes:
-        static: The result of `static_arguments`.
-        arguments: The result of `describe_arguments`.
-        allows_any_shape: Whether a graph may be tried that holds for calls with other shapes, too.
-    """
-
-    static: dict[str, Any]
-    arguments: dict[str, Any]
-    allows_any_shape: bool = True
+    static: dict[str, Any]  # the result of `static_arguments`
+    arguments: dict[str, Any]  # the result of `describe_arguments`
+    allows_any_shape: bool = True  # whether a graph may be tried that holds for calls with other shapes, too
 
 
 StaticCalls = dict[torch.nn.Module, ModuleCall]  # by module

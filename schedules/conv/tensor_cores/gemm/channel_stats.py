@@ -60,19 +60,12 @@ def _add_across_lanes(value: Expr, distance: int) -> Expr:
 
 @dataclass(frozen=True)
 class PartialStats:
-    """Statistics of blocks of rows.
+    """Statistics of blocks of rows."""
 
-    Attributes:
-        num_rows: Rows of the output: pixels of all images.
-        num_channels: Output channels of all groups.
-        block_rows: Rows per block; the last block may have fewer.
-        workspace: Float32 array (blocks, 2, channels): mean, and sum of squared deviations from it.
-    """
-
-    num_rows: int
-    num_channels: int
-    block_rows: int
-    workspace: Buffer
+    num_rows: int  # rows of the output: pixels of all images
+    num_channels: int  # output channels of all groups
+    block_rows: int  # rows per block; the last block may have fewer
+    workspace: Buffer  # Float32 array (blocks, 2, channels): mean, and sum of squared deviations from it
 
     @classmethod
     def with_workspace(cls, num_rows: int, num_channels: int, block_rows: int) -> PartialStats:
@@ -225,18 +218,12 @@ class SubtileStats:
     """Adds up the columns of a warpgroup's subtiles in shared memory.
 
     Each warp takes a quarter of the columns, in 32-bit words, and its lanes take different rows.
-
-    Attributes:
-        stats: Statistics of all blocks of rows. A block has the rows of a warpgroup in a work tile.
-        tile: Division of a warpgroup's accumulators into subtiles.
-        channels_per_group: Output channels of a group, beyond which no channel is valid.
-        is_exact: Whether tiles have no channels beyond the group.
     """
 
-    stats: PartialStats
-    tile: EpilogueTile
-    channels_per_group: int
-    is_exact: bool
+    stats: PartialStats  # Statistics of all blocks of rows. A block has the rows of a warpgroup in a work tile.
+    tile: EpilogueTile  # division of a warpgroup's accumulators into subtiles
+    channels_per_group: int  # output channels of a group, beyond which no channel is valid
+    is_exact: bool  # whether tiles have no channels beyond the group
 
     @functools.cached_property
     def sums(self) -> ColumnSums:

@@ -41,21 +41,13 @@ from .tile_scheduler import WorkTile
 
 @dataclass(frozen=True)
 class ChannelsFirstOutput:
-    """An output (images, groups × channels, pixels), and residuals of the same shape.
+    """An output (images, groups × channels, pixels), and residuals of the same shape."""
 
-    Attributes:
-        pixels: Pixels of an image.
-        channels: Channels of a group.
-        groups: Number of groups.
-        images: Number of images.
-        itemsize: Bytes per element.
-    """
-
-    pixels: int
-    channels: int
-    groups: int
-    images: int
-    itemsize: int
+    pixels: int  # pixels of an image
+    channels: int  # channels of a group
+    groups: int  # number of groups
+    images: int  # number of images
+    itemsize: int  # bytes per element
 
     @classmethod
     def from_workload(cls, w: Conv) -> ChannelsFirstOutput:

@@ -16,23 +16,14 @@ from .tile_scheduler import WorkTile
 
 @dataclass(frozen=True)
 class EpilogueTile:
-    """Division of a warpgroup's accumulators into subtiles, each stored at once.
+    """Division of a warpgroup's accumulators into subtiles, each stored at once."""
 
-    Attributes:
-        atom: The wgmma instruction.
-        m_atoms: Instructions of a warpgroup along M.
-        warpgroups: Number of warpgroups that share a work tile, along M.
-        dtype: Storage dtype of the output.
-        row_bytes: Bytes of a subtile's rows, which is the width of the swizzle.
-        stages: Subtiles of a warpgroup in shared memory.
-    """
-
-    atom: WgmmaAtom
-    m_atoms: int
-    warpgroups: int
-    dtype: str
-    row_bytes: int
-    stages: int
+    atom: WgmmaAtom  # the wgmma instruction
+    m_atoms: int  # instructions of a warpgroup along M
+    warpgroups: int  # number of warpgroups that share a work tile, along M
+    dtype: str  # storage dtype of the output
+    row_bytes: int  # bytes of a subtile's rows, which is the width of the swizzle
+    stages: int  # subtiles of a warpgroup in shared memory
 
     @property
     def layout(self) -> SmemLayout:

@@ -73,19 +73,12 @@ def can_transpose(w: Conv) -> bool:
 
 @dataclass(frozen=True)
 class PixelBoxes:
-    """The boxes of pixels that a tile of halo rows needs; boxes are numbered over the batch.
+    """The boxes of pixels that a tile of halo rows needs; boxes are numbered over the batch."""
 
-    Attributes:
-        image: The halo rows.
-        block_m: Rows of the product per work tile.
-        box_pixels: Pixels per box: an odd number of 16-byte chunks, or a whole plane.
-        count: Boxes per tile.
-    """
-
-    image: HaloImage
-    block_m: int
-    box_pixels: int
-    count: int
+    image: HaloImage  # the halo rows
+    block_m: int  # rows of the product per work tile
+    box_pixels: int  # pixels per box: an odd number of 16-byte chunks, or a whole plane
+    count: int  # boxes per tile
 
     @property
     def pixels(self) -> int:
@@ -229,19 +222,12 @@ def _bound_pixel(image: HaloImage, row: np.ndarray, *, is_upper: bool) -> np.nda
 
 @dataclass(frozen=True)
 class HaloTranspose:
-    """Loads and transposes the halo rows of work tiles.
-
-    Attributes:
-        boxes: The boxes of pixels.
-        layout: Layout of a stage of halo rows; its rows are those of all planes.
-        channels_per_group: Channels of a group.
-        block_k: Channels per stage of halo rows.
-    """
+    """Loads and transposes the halo rows of work tiles."""
 
     boxes: PixelBoxes
-    layout: SmemLayout
+    layout: SmemLayout  # layout of a stage of halo rows; its rows are those of all planes
     channels_per_group: int
-    block_k: int
+    block_k: int  # channels per stage of halo rows
 
     @property
     def _image(self) -> HaloImage:

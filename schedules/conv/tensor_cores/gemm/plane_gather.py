@@ -43,19 +43,12 @@ def count_vector_pixels(pixels: int, itemsize: int) -> int:
 
 @dataclass(frozen=True)
 class PlaneGather:
-    """Copies the pixels of K tiles.
+    """Copies the pixels of K tiles."""
 
-    Attributes:
-        w: The convolution, channels last.
-        tile: Tile of operand A.
-        source: The array X, channels first.
-        thread: Index of this thread among those that copy.
-    """
-
-    w: Conv
-    tile: MnMajorTile
-    source: Buffer
-    thread: Expr
+    w: Conv  # the convolution, channels last
+    tile: MnMajorTile  # tile of operand A
+    source: Buffer  # the array X, channels first
+    thread: Expr  # index of this thread among those that copy
 
     @property
     def _pixels(self) -> int:

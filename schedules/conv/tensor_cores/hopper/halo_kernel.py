@@ -62,27 +62,16 @@ def make_halo_mainloop(tile: HaloTile) -> HaloMainloop:
 
 @dataclass(frozen=True)
 class HaloCta:
-    """What the warps of a CTA share, whatever their roles.
+    """What the warps of a CTA share, whatever their roles."""
 
-    Attributes:
-        halo: Formulas of the config.
-        cta: Position in the grid.
-        tiles: Work tiles.
-        k_range: Channel blocks.
-        smem: Address of the dynamic shared memory.
-        rows: Stages of halo rows.
-        filters: Stages of filters.
-        states: Stages of both that a thread fills or reads next.
-    """
-
-    halo: HaloTile
-    cta: Cta
-    tiles: TileScheduler
-    k_range: KRange
-    smem: Expr
-    rows: AsyncPipeline
-    filters: TmaPipeline
-    states: tuple[PipelineState, PipelineState]
+    halo: HaloTile  # formulas of the config
+    cta: Cta  # position in the grid
+    tiles: TileScheduler  # work tiles
+    k_range: KRange  # channel blocks
+    smem: Expr  # address of the dynamic shared memory
+    rows: AsyncPipeline  # stages of halo rows
+    filters: TmaPipeline  # stages of filters
+    states: tuple[PipelineState, PipelineState]  # stages of both that a thread fills or reads next
 
     @property
     def filter_warp(self) -> int:

@@ -41,15 +41,10 @@ NUM_LOADER_WARPS = 3  # warps that load halo rows; the fourth one of their warpg
 
 @dataclass(frozen=True)
 class HaloTile:
-    """Formulas of one config, or of many as columns, with halo rows.
+    """Formulas of one config, or of many as columns, with halo rows."""
 
-    Attributes:
-        w: The convolution, channels last.
-        config: The tile config; `stages` counts filter tiles of one tap.
-    """
-
-    w: Conv
-    config: HopperTileConfig
+    w: Conv  # the convolution, channels last
+    config: HopperTileConfig  # the tile config; `stages` counts filter tiles of one tap
 
     @property
     def image(self) -> HaloImage:

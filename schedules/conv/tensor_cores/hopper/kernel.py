@@ -98,15 +98,10 @@ def emit_kernel(
 
 @dataclass(frozen=True)
 class TensorMaps:
-    """Tensor maps of the kernel.
+    """Tensor maps of the kernel."""
 
-    Attributes:
-        operands: Those of A and B, if TMA loads them.
-        outputs: Those of the output and of a residual, if TMA accesses them.
-    """
-
-    operands: Sequence[Expr]
-    outputs: Sequence[Expr]
+    operands: Sequence[Expr]  # those of A and B, if TMA loads them
+    outputs: Sequence[Expr]  # those of the output and of a residual, if TMA accesses them
 
 
 def declare_tensor_maps(plan: KernelPlan, arguments: dict[str, Buffer]) -> TensorMaps:
@@ -140,29 +135,18 @@ def make_stats(plan: KernelPlan) -> PartialStats | None:
 
 @dataclass(frozen=True)
 class CtaState:
-    """What the warps of a CTA share, whatever their roles.
+    """What the warps of a CTA share, whatever their roles."""
 
-    Attributes:
-        cta: Position in the grid.
-        tiles: Work tiles.
-        smem: Address of the dynamic shared memory.
-        pipeline: Stages of the operands.
-        epilogue_pipeline: Stages of the epilogue, whose barriers are used with a residual.
-        stage: Stage of the operands that a thread fills or reads next.
-        epilogue_stage: Stage of the epilogue that a thread fills or reads next.
-        order: Turns of two warpgroups in ping-pong; None if all warpgroups share a work tile.
-        last_wave: Tiles of the last wave, if CTAs divide them; they follow `tiles` then.
-    """
-
-    cta: Cta
-    tiles: TileScheduler
-    smem: Expr
-    pipeline: TmaPipeline
-    epilogue_pipeline: TmaPipeline
-    stage: PipelineState
-    epilogue_stage: PipelineState
+    cta: Cta  # position in the grid
+    tiles: TileScheduler  # work tiles
+    smem: Expr  # address of the dynamic shared memory
+    pipeline: TmaPipeline  # stages of the operands
+    epilogue_pipeline: TmaPipeline  # stages of the epilogue, whose barriers are used with a residual
+    stage: PipelineState  # stage of the operands that a thread fills or reads next
+    epilogue_stage: PipelineState  # stage of the epilogue that a thread fills or reads next
+    # Turns of two warpgroups in ping-pong; None if all warpgroups share a work tile.
     order: OrderedSequenceBarrier | None
-    last_wave: SplitLastWave | None
+    last_wave: SplitLastWave | None  # tiles of the last wave, if CTAs divide them; they follow `tiles` then
 
 
 def allocate_state(plan: KernelPlan, cta: Cta, last_wave: SplitLastWave | None) -> CtaState:

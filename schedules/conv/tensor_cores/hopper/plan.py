@@ -35,16 +35,12 @@ from .tile_config import REALLOCATED_REGISTERS, HopperTileConfig
 
 @dataclass(frozen=True)
 class ChannelsFirstAccess:
-    """Which arrays the kernel accesses as they are, channels first; all others are channels last.
+    """Which arrays the kernel accesses as they are, channels first; all others are channels last."""
 
-    Attributes:
-        input_box_pixels: Pixels of X per box of shared memory; 0 if X is channels last. If TMA copies boxes, they
-            divide the pixels of an image.
-        output: The output and residuals; None if these are channels last.
-    """
-
+    # Pixels of X per box of shared memory; 0 if X is channels last. If TMA copies boxes, they divide the pixels of an
+    # image.
     input_box_pixels: int = 0
-    output: ChannelsFirstOutput | None = None
+    output: ChannelsFirstOutput | None = None  # the output and residuals; None if these are channels last
 
 
 CHANNELS_LAST_ACCESS = ChannelsFirstAccess()
@@ -54,25 +50,16 @@ MakeProblem = Callable[[Conv, int, bool, int], ConvProblem]  # `make_fprop`, or 
 
 @dataclass(frozen=True)
 class KernelPlan:
-    """The layers of a kernel.
+    """The layers of a kernel."""
 
-    Attributes:
-        w: The convolution, as TMA views it.
-        config: The tile config.
-        problem: The product: which tensors are its operands, and how TMA loads them.
-        mainloop: The instruction, the layout of a stage, and the copies that fill it.
-        ops: Operations of the epilogue.
-        epilogue_tile: Division of a warpgroup's accumulators into subtiles, which pass through shared memory.
-        channels_first_output: The output, if it is channels first.
-    """
-
-    w: Conv
+    w: Conv  # the convolution, as TMA views it
     config: HopperTileConfig
-    problem: ConvProblem
-    mainloop: WgmmaMainloop
-    ops: EpilogueOps
+    problem: ConvProblem  # the product: which tensors are its operands, and how TMA loads them
+    mainloop: WgmmaMainloop  # the instruction, the layout of a stage, and the copies that fill it
+    ops: EpilogueOps  # operations of the epilogue
+    # Division of a warpgroup's accumulators into subtiles, which pass through shared memory.
     epilogue_tile: EpilogueTile
-    channels_first_output: ChannelsFirstOutput | None
+    channels_first_output: ChannelsFirstOutput | None  # the output, if it is channels first
 
     @classmethod
     def choose(

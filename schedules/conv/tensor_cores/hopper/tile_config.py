@@ -66,43 +66,30 @@ REDUCE_PIECE_M, REDUCE_PIECE_N = 4, 8  # pixels × channels that are contiguous 
 
 @dataclass(frozen=True)
 class HopperTileConfig(TileConfig):
-    """Tile of a CTA, and its division among warpgroups and the CTAs of a cluster.
+    """Tile of a CTA, and its division among warpgroups and the CTAs of a cluster."""
 
-    Attributes:
-        warpgroups: Consumer warpgroups, each of which computes 64 × `wgmma_m_tiles` pixels of a tile.
-        wgmma_m_tiles: Number of wgmma tiles of a warpgroup along the pixels.
-        block_n: Output channels per tile.
-        block_k_bytes: Bytes of the reduction per k-tile, for each pixel and channel; stored in atoms as wide as a
-            swizzle.
-        stages: Pipeline stages in shared memory.
-        split_k: CTAs of a cluster that share the reduction of an output, each with a part of the k-tiles.
-        cluster_m: CTAs of a cluster with neighbouring pixels, which share the weights; each multicasts a slice.
-        cluster_n: CTAs of a cluster with neighbouring channels, which share the input; each multicasts a slice.
-        taps_per_copy: Taps of a filter row that read the same copy of the pixels at different offsets: one or all.
-        halo_width: Distance in pixels from the first to the last of these taps.
-        kernel_schedule: How the warpgroups share the work. In "cooperative" they compute one tile together, and in
-            "cooperative_setmaxnreg" the consumers also receive registers of the producer. In "pingpong" two warpgroups
-            compute tiles of their own in turn, with the same registers.
-        raster_order: Mode along which consecutive tiles are neighbours: "n" (channels) or "m" (pixels).
-        decomposition: How CTAs divide the work. In "data_parallel" a CTA computes whole tiles. In "split_last_wave"
-            several CTAs also divide the k-tiles of each tile of the last wave.
-        input_loader: How a channels-first X is loaded where there is a choice; see `input_loader.py`.
-    """
-
-    warpgroups: Any
-    wgmma_m_tiles: Any
-    block_n: Any
+    warpgroups: Any  # consumer warpgroups, each of which computes 64 × `wgmma_m_tiles` pixels of a tile
+    wgmma_m_tiles: Any  # number of wgmma tiles of a warpgroup along the pixels
+    block_n: Any  # output channels per tile
+    # Bytes of the reduction per k-tile, for each pixel and channel; stored in atoms as wide as a swizzle.
     block_k_bytes: Any
-    stages: Any
-    split_k: Any
-    cluster_m: Any
-    cluster_n: Any
+    stages: Any  # pipeline stages in shared memory
+    split_k: Any  # CTAs of a cluster that share the reduction of an output, each with a part of the k-tiles
+    cluster_m: Any  # CTAs of a cluster with neighbouring pixels, which share the weights; each multicasts a slice
+    cluster_n: Any  # CTAs of a cluster with neighbouring channels, which share the input; each multicasts a slice
+    # Taps of a filter row that read the same copy of the pixels at different offsets: one or all.
     taps_per_copy: Any = 1
-    halo_width: Any = 0
+    halo_width: Any = 0  # distance in pixels from the first to the last of these taps
+    # How the warpgroups share the work. In "cooperative" they compute one tile together, and in
+    # "cooperative_setmaxnreg" the consumers also receive registers of the producer. In "pingpong" two warpgroups
+    # compute tiles of their own in turn, with the same registers.
     kernel_schedule: Any = COOPERATIVE
+    # Mode along which consecutive tiles are neighbours: "n" (channels) or "m" (pixels).
     raster_order: Any = RASTER_ORDERS[0]
+    # How CTAs divide the work. In "data_parallel" a CTA computes whole tiles. In "split_last_wave" several CTAs also
+    # divide the k-tiles of each tile of the last wave.
     decomposition: Any = DATA_PARALLEL
-    input_loader: Any = CONVERTED
+    input_loader: Any = CONVERTED  # how a channels-first X is loaded where there is a choice; see `input_loader.py`
 
     @classmethod
     def of_workload(cls, columns: Columns, w: Conv) -> HopperTileConfig:
