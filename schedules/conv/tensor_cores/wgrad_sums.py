@@ -81,4 +81,4 @@ def make_wgrad_reduction(shape: ImplicitGemmShape, num_parts: int) -> WorkspaceR
         return OutputVector(column, index, lambda part: part * (shape.groups * shape.m * shape.n) + first)
 
     num_vectors = shape.groups * shape.m * shape.n // vector
-    return WorkspaceReduction(num_vectors, vector, num_parts, locate, REDUCTION_THREADS, uses_pdl=False)
+    return WorkspaceReduction(num_vectors, vector, num_parts, locate, REDUCTION_THREADS)

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from tvm.script import tirx as T  # noqa: N812  (TVM's own name for it)
 
-from ....tir_builder import Expr, Register, allocate, thread_axis, to_uint32
+from ....tir_builder import Expr, Register, allocate, emit_ptx, thread_axis, to_uint32
 from .atoms import ThreadPosition
 from .tile_scheduler import Cluster
 
@@ -50,6 +50,11 @@ def open_cta(
         rank = axes.enter_context(thread_axis(m * n, "clusterCtaIdx.x")) if m * n > 1 else 0
         thread = ThreadPosition(axes.enter_context(thread_axis(num_threads, "threadIdx.x")))
         yield Cta(index, split, Cluster(m, n, rank), thread)
+
+
+def allow_dependent_launch() -> None:
+    """Let a next launch that waits for the end of this one start early (PTX ISA, "griddepcontrol")."""
+    emit_ptx("griddepcontrol.launch_dependents")
 
 
 def allocate_smem(nbytes: int, alignment: int = 1) -> Expr:

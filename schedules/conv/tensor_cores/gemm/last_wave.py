@@ -112,5 +112,5 @@ class SplitLastWave:
             )
 
         num_vectors = self.num_tiles * vectors_per_tile
-        reduction = WorkspaceReduction(num_vectors, vector, self.parts, locate, REDUCTION_THREADS, uses_pdl=True)
+        reduction = WorkspaceReduction(num_vectors, vector, self.parts, locate, REDUCTION_THREADS)
         reduction.emit(self.workspace, ops, arguments, "Y")

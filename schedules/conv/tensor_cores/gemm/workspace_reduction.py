@@ -93,13 +93,14 @@ class OutputVector(NamedTuple):
 class WorkspaceReduction:
     """The kernel that adds up partial sums in order and applies the epilogue; each thread computes a vector of outputs.
 
+    On Hopper it may start before the previous launch ends, for which it waits.
+
     Attributes:
         num_vectors: Number of vectors.
         vector: Channels per vector.
         num_parts: Partial sums per output.
         locate: Function from the index of a thread to its vector.
         num_threads: Threads per CTA.
-        uses_pdl: Whether the kernel may start before the previous launch ends.
         has_vectors_of_pixels: Whether a vector has neighbouring pixels of a channel.
     """
 
@@ -108,18 +109,17 @@ class WorkspaceReduction:
     num_parts: int
     locate: Callable[[Expr], OutputVector]
     num_threads: int
-    uses_pdl: bool
     has_vectors_of_pixels: bool = False
 
     def emit(self, workspace: Buffer, ops: EpilogueOps, arguments: Mapping[str, Buffer], output: str) -> None:
         """Emit the kernel; `output` is the name of the argument that receives the results."""
         vector, sums, words = self.vector, allocate("sums", 8, "float32"), allocate("words", 8, "uint32")
-        with thread_per_item(self.num_vectors, self.num_threads, uses_pdl=self.uses_pdl) as item:
+        with thread_per_item(self.num_vectors, self.num_threads, uses_pdl=True) as item:
             position = self.locate(item)
             with if_(position.is_inside):
                 fill_zeros(sums, vector)
                 with unrolled_loop(self.num_parts, "part") as part:
-                    load_global(words, workspace, position.locate(part), vector, is_constant=not self.uses_pdl)
+                    load_global(words, workspace, position.locate(part), vector, is_constant=False)
                     for e, value in enumerate(unpack(words, vector, ACCUMULATOR)):
                         store(sums, e, sums[e] + value)
                 apply = apply_to_pixels if self.has_vectors_of_pixels else apply_to_vector

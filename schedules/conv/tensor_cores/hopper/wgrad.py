@@ -102,4 +102,4 @@ def make_reduction(w: WeightGradient, shape: ImplicitGemmShape, columns_per_tap:
         return OutputVector(channel, index, lambda part: (first + part) * shape.n + column)
 
     num_vectors = w.O * taps * channels // vector
-    return WorkspaceReduction(num_vectors, vector, num_parts, locate, REDUCTION_THREADS, uses_pdl=True)
+    return WorkspaceReduction(num_vectors, vector, num_parts, locate, REDUCTION_THREADS)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any, cast
 
@@ -17,7 +18,7 @@ from tvmconv.workloads.dtypes import ACCUMULATOR
 
 from ...tile_config import Rule, declare_choices
 from ..implicit_gemm_shape import ACCUMULATOR_BYTES, ImplicitGemmShape
-from .candidates import list_best
+from .candidates import WIDE_BOX, list_best
 from .constraints import isa_constraints, require_whole_slices, resource_constraints
 from .knobs import MAX_LATENCY_RATIO, STARTING_TILES
 from .product_family import ProductFamily
@@ -136,22 +137,24 @@ def list_best_configs(w: WeightGradient) -> list[tuple[dict[str, int], float]]:
     Each tile has one part, and the number of parts that suits it. If a tile that does not fill wide boxes has the best
     estimate of all, it is the last one, because the estimate does not know the cost of narrow boxes.
     """
-    wide = _list_best_tiles(w, prefers_wide_boxes=True)[: STARTING_TILES + 1]
-    narrow = _list_best_tiles(w, prefers_wide_boxes=False)[0]
-    return [*wide, narrow] if narrow[1] < wide[0][1] else wide
+    widths = KNOB_OPTIONS["block_n"]
+    wide, narrow = (
+        _list_best_tiles(w, [block_n for block_n in widths if (block_n % WIDE_BOX == 0) == is_wide])
+        for is_wide in (True, False)
+    )
+    best = (wide or narrow)[: STARTING_TILES + 1]
+    return [*best, narrow[0]] if wide and narrow and narrow[0][1] < wide[0][1] else best
 
 
-def _list_best_tiles(w: WeightGradient, *, prefers_wide_boxes: bool) -> list[tuple[dict[str, int], float]]:
+def _list_best_tiles(w: WeightGradient, widths: Sequence[int]) -> list[tuple[dict[str, int], float]]:
     family, best = make_family(w), dict[tuple[int, int, bool], tuple[dict[str, int], float]]()
     for parts in family.products:
 
         def estimate(config: HopperTileConfig, parts: int = parts) -> Any:
             return family.estimate_us(config, parts)
 
-        rules = constraints(w, parts)
-        for config, latency_us in list_best(
-            KNOB_OPTIONS, rules, estimate, STARTING_TILES + 1, prefers_wide_boxes=prefers_wide_boxes
-        ):
+        options = KNOB_OPTIONS | {"block_n": widths} | ({} if parts == 1 else {"split_k": (1,)})
+        for config, latency_us in list_best(options, constraints(w, parts), estimate, STARTING_TILES + 1):
             tile = config.block_m, config.block_n, parts > 1
             if tile not in best or latency_us < best[tile][1]:
                 best[tile] = {**{name: getattr(config, name) for name in KNOB_OPTIONS}, "parts": parts}, latency_us

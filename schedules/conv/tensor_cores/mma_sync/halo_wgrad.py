@@ -40,7 +40,7 @@ from ....tir_builder import (
 from ...gradient_conversion import build_channels_last_gradient, view_channels_last
 from ...gradient_operators import WGRAD
 from ..gemm.atoms import MmaSyncAtom, ThreadPosition, ldmatrix_x4
-from ..gemm.cta import Cta, allocate_smem, open_cta
+from ..gemm.cta import Cta, allocate_smem, allow_dependent_launch, open_cta
 from ..gemm.mma_sync_mainloop import WarpTiling
 from ..gemm.padded_pixels import PaddedPixels
 from ..gemm.workspace_reduction import store_sums
@@ -88,6 +88,7 @@ def halo_mma_sync(s: Schedule, w: WeightGradient, k: Knobs) -> Schedule:
         def emit_product(sums: Buffer) -> None:
             num_products, num_threads = int(config.num_products), int(config.num_threads)
             with open_cta(num_products, num_threads, num_parts, splits_in_cluster=False) as cta:
+                allow_dependent_launch()
                 smem = allocate_smem(int(config.smem_bytes))
                 HaloWgradKernel(config, arguments, cta, smem, is_atomic=is_atomic).emit(sums)
 

@@ -19,7 +19,7 @@ from ..gemm.channel_arguments import ChannelArgumentTile
 from ..gemm.channel_stats import PartialStats
 from ..gemm.channels_first_epilogue import ChannelsFirstOutput
 from ..gemm.cp_async import CopyThreads, FilterGather, ImageGather
-from ..gemm.cta import allocate_smem, open_cta
+from ..gemm.cta import allocate_smem, allow_dependent_launch, open_cta
 from ..gemm.epilogue_ops import EpilogueOps
 from ..gemm.mma_sync_mainloop import MmaSyncMainloop, OperandLoader, WarpTiling
 from ..gemm.mn_major_operands import FilterRows, MnMajorFilterMainloop, make_mn_major_layout
@@ -65,7 +65,6 @@ def emit_kernels(
     num_vectors = shape.m * w.O // vector
     reduction = WorkspaceReduction(
         *(num_vectors, vector, config.split_k, locate, REDUCTION_THREADS),
-        uses_pdl=False,
         has_vectors_of_pixels=output is not None,
     )
     reduction.emit(workspace, EpilogueOps.from_workload(w), arguments, "Y")
@@ -88,6 +87,8 @@ def emit_kernel(
     tiles = TileScheduler.of_product((shape.m, shape.n), (config.block_m, config.block_n), shape.groups, num_ctas)
     splits_in_cluster = bool(config.uses_cluster_reduction)
     with open_cta(num_ctas, int(config.num_threads), config.split_k, splits_in_cluster=splits_in_cluster) as position:
+        if workspace is not None:
+            allow_dependent_launch()
         cta, split, smem = position.index, position.split, allocate_smem(int(compute_smem_bytes(w, config)))
         tiling = make_tiling(w.dtype, config, position.thread)
         mainloop = make_conv_mainloop(w, config, tiling, arguments, split, smem, filter_loader)

@@ -20,7 +20,7 @@ from tvmconv.workloads.dtypes import ACCUMULATOR
 from ....tir_builder import Buffer, allocate, fill_zeros, if_
 from ...gradient_conversion import build_channels_last_gradient
 from ...gradient_operators import WGRAD
-from ..gemm.cta import allocate_smem, open_cta
+from ..gemm.cta import allocate_smem, allow_dependent_launch, open_cta
 from ..gemm.mn_major_operands import MnMajorMainloop, PixelGather, WindowGather, make_mn_major_layout
 from ..gemm.tile_scheduler import KRange, TileScheduler
 from ..gemm.workspace_reduction import store_partial_sums
@@ -73,6 +73,7 @@ def emit_partial_sums(
     num_ctas = int(config.num_tiles(shape))
     tiles = TileScheduler.of_product((shape.m, shape.n), (config.block_m, config.block_n), shape.groups, num_ctas)
     with open_cta(num_ctas, int(config.num_threads), config.split_k, splits_in_cluster=False) as position:
+        allow_dependent_launch()
         smem = allocate_smem(int(compute_wgrad_smem_bytes(config, shape)))
         tiling = make_tiling(w.dtype, config, position.thread)
         k_range = KRange(position.split, int(config.k_tiles_per_block(shape)), int(config.total_k_tiles(shape)))

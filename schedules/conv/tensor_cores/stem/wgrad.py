@@ -40,7 +40,7 @@ from ...gradient_conversion import build_channels_last_gradient
 from ...gradient_operators import WGRAD
 from ..gemm.atoms import MmaSyncAtom
 from ..gemm.cp_async import copy_elements
-from ..gemm.cta import Cta, allocate_smem, open_cta
+from ..gemm.cta import Cta, allocate_smem, allow_dependent_launch, open_cta
 from ..gemm.epilogue_ops import EpilogueOps
 from ..gemm.mma_sync_mainloop import WarpTiling
 from ..gemm.mn_major_operands import load_a_fragment, make_mn_major_layout
@@ -74,6 +74,7 @@ def stem(s: Schedule, w: WeightGradient, k: Knobs) -> Schedule:
     def emit(arguments: dict[str, Buffer]) -> None:
         workspace = allocate("partial_sums", num_parts * shape.m * shape.n, ACCUMULATOR, "global")
         with open_cta(int(config.num_blocks_m), int(config.num_threads), num_parts, splits_in_cluster=False) as cta:
+            allow_dependent_launch()
             StemWgradKernel(config, arguments, cta, allocate_smem(int(config.smem_bytes))).emit(workspace)
         reduction = make_wgrad_reduction(shape, num_parts)
         reduction.emit(workspace, EpilogueOps.from_workload(w), arguments, w.RESULT)
