@@ -187,30 +187,26 @@ class PixelBoxes:
 @functools.lru_cache(maxsize=1024)
 def choose_pixel_boxes(w: Conv, block_m: int) -> PixelBoxes:
     """Return the boxes for tiles of a size: those that are copied fastest by the number and length of their rows."""
-    image, options = HaloImage(w), []
-    pixels = math.prod(w.input_size)
-    vector = count_vector_pixels(pixels, image.itemsize)
-    if vector == 0:
-        return PixelBoxes(image, block_m, pixels, _count_boxes(image, block_m, pixels))
-    uses_tma = vector * image.itemsize == CHUNK_BYTES
-    max_pixels = maps.MAX_BOX_ELEMENTS if uses_tma else vector * WARP_SIZE
-    for box_pixels in range(3 * GROUP, max_pixels, 2 * GROUP):
-        options.append(PixelBoxes(image, block_m, box_pixels, _count_boxes(image, block_m, box_pixels)))
+    image, pixels = HaloImage(w), math.prod(w.input_size)
+    vector, bounds = count_vector_pixels(pixels, image.itemsize), _list_pixel_bounds(image, block_m)
+    max_pixels = maps.MAX_BOX_ELEMENTS if vector * image.itemsize == CHUNK_BYTES else vector * WARP_SIZE
+    sizes = range(3 * GROUP, max_pixels, 2 * GROUP) if vector else [pixels]
+    options = []
+    for box_pixels in sizes:
+        per_plane = ceil_div(pixels, box_pixels)
+        first, last = (images * per_plane + bound // box_pixels for images, bound in bounds)
+        options.append(PixelBoxes(image, block_m, box_pixels, int((last - first).max()) + 1))
     return min(options, key=lambda boxes: boxes.count * (boxes.pitch_bytes + ROW_COST_BYTES))
 
 
-def _count_boxes(image: HaloImage, block_m: int, box_pixels: int) -> int:
-    """Return the maximum number of boxes of a tile."""
+def _list_pixel_bounds(image: HaloImage, block_m: int) -> list[tuple[np.ndarray, np.ndarray]]:
+    """Return the image and a bound of the pixel, of the first and the last row of each tile of a period."""
     rows_per_image = math.prod(image.extents)
     num_starts = min(ceil_div(image.num_rows, block_m), rows_per_image // math.gcd(rows_per_image, block_m))
     first = np.arange(num_starts) * block_m
     last = np.minimum(first + image.rows_per_plane(block_m) - 1, image.num_rows - 1)
-    per_plane = ceil_div(math.prod(image.w.input_size), box_pixels)
-    boxes = [
-        row // rows_per_image * per_plane + _bound_pixel(image, row, is_upper=is_upper) // box_pixels
-        for row, is_upper in ((first, False), (last, True))
-    ]
-    return int((boxes[1] - boxes[0]).max()) + 1
+    ends = (first, False), (last, True)
+    return [(row // rows_per_image, _bound_pixel(image, row, is_upper=is_upper)) for row, is_upper in ends]
 
 
 def _bound_pixel(image: HaloImage, row: np.ndarray, *, is_upper: bool) -> np.ndarray:
