@@ -17,6 +17,7 @@ from tvmconv.fitted_latency import H200_FIT
 from tvmconv.workloads import Conv
 
 from ..gemm.halo_transpose import BOX_CHANNELS, MATRIX_ITEMSIZE
+from ..gemm.plane_epilogue import can_store_planes
 from ..implicit_gemm_shape import ImplicitGemmShape
 from ..latency_model import bound_by_memory, combine_overlapping_times, estimate_k_tile_us
 from .constraints import isa_constraints, resource_constraints
@@ -32,6 +33,7 @@ BLOCK_TRANSPOSE_US = 0.2  # zeros and barriers of a channel block, an assumption
 MATRIX_BYTES = 128
 LOADER_WAIT_US = 1.0  # until the first vectors of a channel block have arrived
 BOX_STORE_RATIO = 2.0  # `STORE_RATIO` where boxes are transposed in shared memory, an assumption
+PLANE_VECTOR = 4  # vector with the cost of planes that TMA stores, an assumption
 STORE_RATIO = 14.0  # further cost of an epilogue that stores single pixels, relative to that of wide vectors
 
 
@@ -60,7 +62,8 @@ def estimate_halo_latency_us(config: HopperTileConfig, w: Conv) -> Any:
     block_us = combine_overlapping_times(taps * combine_overlapping_times(tap_us, stage_wait_us), exposed_us)
     epilogue_us = params.epilogue_us_per_accumulator * config.num_accumulators / config.split_k
     store_ratio = np.where(halo.uses_boxes, BOX_STORE_RATIO, STORE_RATIO)
-    epilogue_us = ctas_per_sm * epilogue_us * (1 + store_ratio / image.output_vector)
+    vector = PLANE_VECTOR if can_store_planes(image) else image.output_vector
+    epilogue_us = ctas_per_sm * epilogue_us * (1 + store_ratio / vector)
     mainloop_us = halo.blocks_per_cta * block_us
     overlapping_us = waves * combine_overlapping_times(mainloop_us, epilogue_us) + epilogue_us / ctas_per_sm
     tiles_us = np.where(ctas_per_sm > 1, overlapping_us, waves * (mainloop_us + epilogue_us))
