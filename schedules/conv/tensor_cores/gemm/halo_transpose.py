@@ -6,10 +6,10 @@ multiples of 16 bytes, and else by the lanes of a warp, each a vector of pixels.
 transposed, and `stmatrix` stores a chunk of 8 channels to the halo row of each pixel. A lane has the same pixels of all
 channels, so their rows are computed once per tile.
 
-A box has an odd number of 16-byte chunks per channel, so that the channels of a matrix are in distinct banks. A plane
-of an odd number of 16-bit pixels is a box of its own, which TMA copies as contiguous bytes: those of eight channels are
-whole chunks. No row of it is aligned for `ldmatrix`, so a lane loads the elements of its pixel one by one, and likewise
-elements of 32 bits.
+A box has an odd number of 16-byte chunks per channel, so that the channels of a matrix are in distinct banks. A small
+plane that is no multiple of 16 bytes is a box of its own, which TMA copies as contiguous bytes: those of eight channels
+are whole chunks. Its rows are not aligned for `ldmatrix`, so a lane loads the elements of its pixel one by one, and
+likewise elements of 32 bits.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ GROUP = 8  # pixels, or channels, of a matrix of 16 bits
 BOX_CHANNELS = 16  # channels per copy
 MATRIX_ITEMSIZE = 2  # bytes per element of a matrix
 MATRICES = 4  # matrices that an instruction moves
-MAX_ODD_PLANE = 256  # pixels of the largest plane that is a box of its own
+MAX_PLANE_PIXELS = 256  # pixels of the largest plane that is a box of its own
 NUM_TRANSPOSE_WARPS = 2
 NUM_TRANSPOSE_THREADS = NUM_TRANSPOSE_WARPS * WARP_SIZE
 MAX_SETS_IN_FLIGHT = 6  # sets of four matrices that a warp loads before it stores them
@@ -66,9 +66,14 @@ UNUSED_BYTES = (
 
 def can_transpose(w: Conv) -> bool:
     """Return whether boxes of a channels-first X can be copied: vectors of 4 bytes, or planes that are boxes."""
-    pixels = math.prod(w.input_size)
-    has_vectors = count_vector_pixels(pixels, HaloImage(w).itemsize) > 0
-    return has_vectors or (pixels <= MAX_ODD_PLANE and w.C // w.groups % BOX_CHANNELS == 0)
+    return count_vector_pixels(math.prod(w.input_size), HaloImage(w).itemsize) > 0 or copies_planes(w)
+
+
+def copies_planes(w: Conv) -> bool:
+    """Return whether boxes are planes, which are small and no multiples of 16 bytes."""
+    pixels, itemsize = math.prod(w.input_size), HaloImage(w).itemsize
+    is_misaligned = itemsize == MATRIX_ITEMSIZE and pixels * itemsize % CHUNK_BYTES > 0
+    return is_misaligned and pixels <= MAX_PLANE_PIXELS and w.C // w.groups % BOX_CHANNELS == 0
 
 
 @dataclass(frozen=True)
@@ -109,8 +114,8 @@ class PixelBoxes:
 
     @property
     def are_planes(self) -> bool:
-        """Whether boxes are planes of an odd number of 16-bit pixels."""
-        return self.vector == 0
+        """Whether boxes are planes."""
+        return copies_planes(self.image.w)
 
     @property
     def has_matrices(self) -> bool:
@@ -190,7 +195,7 @@ def choose_pixel_boxes(w: Conv, block_m: int) -> PixelBoxes:
     image, pixels = HaloImage(w), math.prod(w.input_size)
     vector, bounds = count_vector_pixels(pixels, image.itemsize), _list_pixel_bounds(image, block_m)
     max_pixels = maps.MAX_BOX_ELEMENTS if vector * image.itemsize == CHUNK_BYTES else vector * WARP_SIZE
-    sizes = range(3 * GROUP, max_pixels, 2 * GROUP) if vector else [pixels]
+    sizes = [pixels] if copies_planes(w) else range(3 * GROUP, max_pixels, 2 * GROUP)
     options = []
     for box_pixels in sizes:
         per_plane = ceil_div(pixels, box_pixels)
