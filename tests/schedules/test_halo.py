@@ -44,7 +44,8 @@ TRANSPOSED = (  # planes are multiples of eight pixels, which TMA copies, or of 
     ("conv1d:2x32x40,32x32x5,s1,p2,bf16,bias", {}),
     ("conv3d:1x16x4x5x6,24x16x3x3x3,s1,p1,f16", {"block_k_bytes": 32}),
     ("conv2d:1x96x9x8,13x96x3x3,s1,p1,f16,add", {"block_n": 48, "split_k": 3}),
-    ("conv2d:2x64x14x14,40x64x3x3,s1,p1,f16,bias", {"warpgroups": 2, "block_k_bytes": 128}),
+    ("conv2d:2x64x14x14,40x64x3x3,s1,p1,f16,bias", {"warpgroups": 2, "block_k_bytes": 128}),  # boxes are planes
+    ("conv2d:1x32x18x18,24x32x3x3,s1,p1,f16", {"warpgroups": 2}),
     ("conv3d:2x40x2x7x7,24x40x3x3x3,s1,p1,bf16", {}),
     ("conv2d:2x48x3x6,24x48x1x2,s2x1,p1,d2,bf16", {"block_k_bytes": 128}),  # fewer channels than a block
     ("conv2d:3x64x7x7,40x64x3x3,s1,p1,f16,bias", {"warpgroups": 2}),  # planes of an odd number of pixels

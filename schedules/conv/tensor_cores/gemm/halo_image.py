@@ -24,6 +24,7 @@ from tvmconv.workloads import Conv, Conv1d
 from tvmconv.workloads.dtypes import get_itemsize
 
 from ....tir_builder import Expr, logical_and
+from .atoms import WgmmaAtom
 from .channels_first_epilogue import ChannelsFirstOutput
 from .smem_layout import CHUNK_BYTES
 
@@ -76,7 +77,11 @@ class HaloImage:
     def extents(self) -> tuple[int, ...]:
         """Halo rows along each spatial axis of a plane."""
         outer = [self._min_extent(axis) for axis in range(self.w.spatial_ndim - 1)]
-        return (*outer, round_up(self._min_extent(-1), self.output_vector))
+        pitch = round_up(self._min_extent(-1), self.output_vector)
+        is_small_plane = not outer and WgmmaAtom.m // 2 < pitch <= WgmmaAtom.m
+        if is_small_plane and self.itemsize == 2 and math.prod((pitch % 2, *self.w.kernel, *self.w.stride)) == 1:
+            pitch = WgmmaAtom.m  # an instruction computes one plane, which TMA stores
+        return (*outer, pitch)
 
     @property
     def row_steps(self) -> tuple[int, ...]:

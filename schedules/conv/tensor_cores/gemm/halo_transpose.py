@@ -6,10 +6,10 @@ multiples of 16 bytes, and else by the lanes of a warp, each a vector of pixels.
 transposed, and `stmatrix` stores a chunk of 8 channels to the halo row of each pixel. A lane has the same pixels of all
 channels, so their rows are computed once per tile.
 
-A box has an odd number of 16-byte chunks per channel, so that the channels of a matrix are in distinct banks. A plane
-of an odd number of 16-bit pixels is a box of its own, which TMA copies as contiguous bytes: those of eight channels are
-whole chunks. No row of it is aligned for `ldmatrix`, so a lane loads the elements of its pixel one by one, and likewise
-elements of 32 bits.
+A box has an odd number of 16-byte chunks per channel, so that the channels of a matrix are in distinct banks. A small
+plane that is no multiple of 16 bytes is a box of its own, which TMA copies as contiguous bytes: those of eight channels
+are whole chunks. Its rows are not aligned for `ldmatrix`, so a lane loads the elements of its pixel one by one, and
+likewise elements of 32 bits.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ GROUP = 8  # pixels, or channels, of a matrix of 16 bits
 BOX_CHANNELS = 16  # channels per copy
 MATRIX_ITEMSIZE = 2  # bytes per element of a matrix
 MATRICES = 4  # matrices that an instruction moves
-MAX_ODD_PLANE = 256  # pixels of the largest plane that is a box of its own
+MAX_PLANE_PIXELS = 256  # pixels of the largest plane that is a box of its own
 NUM_TRANSPOSE_WARPS = 2
 NUM_TRANSPOSE_THREADS = NUM_TRANSPOSE_WARPS * WARP_SIZE
 MAX_SETS_IN_FLIGHT = 6  # sets of four matrices that a warp loads before it stores them
@@ -66,9 +66,14 @@ UNUSED_BYTES = (
 
 def can_transpose(w: Conv) -> bool:
     """Return whether boxes of a channels-first X can be copied: vectors of 4 bytes, or planes that are boxes."""
-    pixels = math.prod(w.input_size)
-    has_vectors = count_vector_pixels(pixels, HaloImage(w).itemsize) > 0
-    return has_vectors or (pixels <= MAX_ODD_PLANE and w.C // w.groups % BOX_CHANNELS == 0)
+    return count_vector_pixels(math.prod(w.input_size), HaloImage(w).itemsize) > 0 or copies_planes(w)
+
+
+def copies_planes(w: Conv) -> bool:
+    """Return whether boxes are planes, which are small and no multiples of 16 bytes."""
+    pixels, itemsize = math.prod(w.input_size), HaloImage(w).itemsize
+    is_misaligned = itemsize == MATRIX_ITEMSIZE and pixels * itemsize % CHUNK_BYTES > 0
+    return is_misaligned and pixels <= MAX_PLANE_PIXELS and w.C // w.groups % BOX_CHANNELS == 0
 
 
 @dataclass(frozen=True)
@@ -102,8 +107,8 @@ class PixelBoxes:
 
     @property
     def are_planes(self) -> bool:
-        """Whether boxes are planes of an odd number of 16-bit pixels."""
-        return self.vector == 0
+        """Whether boxes are planes."""
+        return copies_planes(self.image.w)
 
     @property
     def has_matrices(self) -> bool:
@@ -180,30 +185,26 @@ class PixelBoxes:
 @functools.lru_cache(maxsize=1024)
 def choose_pixel_boxes(w: Conv, block_m: int) -> PixelBoxes:
     """Return the boxes for tiles of a size: those that are copied fastest by the number and length of their rows."""
-    image, options = HaloImage(w), []
-    pixels = math.prod(w.input_size)
-    vector = count_vector_pixels(pixels, image.itemsize)
-    if vector == 0:
-        return PixelBoxes(image, block_m, pixels, _count_boxes(image, block_m, pixels))
-    uses_tma = vector * image.itemsize == CHUNK_BYTES
-    max_pixels = maps.MAX_BOX_ELEMENTS if uses_tma else vector * WARP_SIZE
-    for box_pixels in range(3 * GROUP, max_pixels, 2 * GROUP):
-        options.append(PixelBoxes(image, block_m, box_pixels, _count_boxes(image, block_m, box_pixels)))
+    image, pixels = HaloImage(w), math.prod(w.input_size)
+    vector, bounds = count_vector_pixels(pixels, image.itemsize), _list_pixel_bounds(image, block_m)
+    max_pixels = maps.MAX_BOX_ELEMENTS if vector * image.itemsize == CHUNK_BYTES else vector * WARP_SIZE
+    sizes = [pixels] if copies_planes(w) else range(3 * GROUP, max_pixels, 2 * GROUP)
+    options = []
+    for box_pixels in sizes:
+        per_plane = ceil_div(pixels, box_pixels)
+        first, last = (images * per_plane + bound // box_pixels for images, bound in bounds)
+        options.append(PixelBoxes(image, block_m, box_pixels, int((last - first).max()) + 1))
     return min(options, key=lambda boxes: boxes.count * (boxes.pitch_bytes + ROW_COST_BYTES))
 
 
-def _count_boxes(image: HaloImage, block_m: int, box_pixels: int) -> int:
-    """Return the maximum number of boxes of a tile."""
+def _list_pixel_bounds(image: HaloImage, block_m: int) -> list[tuple[np.ndarray, np.ndarray]]:
+    """Return the image and a bound of the pixel, of the first and the last row of each tile of a period."""
     rows_per_image = math.prod(image.extents)
     num_starts = min(ceil_div(image.num_rows, block_m), rows_per_image // math.gcd(rows_per_image, block_m))
     first = np.arange(num_starts) * block_m
     last = np.minimum(first + image.rows_per_plane(block_m) - 1, image.num_rows - 1)
-    per_plane = ceil_div(math.prod(image.w.input_size), box_pixels)
-    boxes = [
-        row // rows_per_image * per_plane + _bound_pixel(image, row, is_upper=is_upper) // box_pixels
-        for row, is_upper in ((first, False), (last, True))
-    ]
-    return int((boxes[1] - boxes[0]).max()) + 1
+    ends = (first, False), (last, True)
+    return [(row // rows_per_image, _bound_pixel(image, row, is_upper=is_upper)) for row, is_upper in ends]
 
 
 def _bound_pixel(image: HaloImage, row: np.ndarray, *, is_upper: bool) -> np.ndarray:

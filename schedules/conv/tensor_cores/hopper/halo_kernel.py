@@ -7,7 +7,6 @@ others transpose in shared memory. No array is converted in global memory.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
@@ -40,6 +39,7 @@ from ..gemm.halo_loader import HaloLoader
 from ..gemm.halo_mainloop import HaloMainloop
 from ..gemm.halo_transpose import NUM_TRANSPOSE_THREADS, NUM_TRANSPOSE_WARPS, HaloTranspose
 from ..gemm.pipelines import AsyncPipeline, PipelineState, TmaPipeline, fence_barrier_init
+from ..gemm.plane_epilogue import PlaneEpilogue, can_store_planes, make_plane_map
 from ..gemm.plane_gather import PendingArrivals
 from ..gemm.problem import make_fprop
 from ..gemm.smem_layout import SWIZZLE_ALIGNMENT_BYTES, SmemLayout
@@ -47,7 +47,7 @@ from ..gemm.tile_scheduler import KRange, TileScheduler, WorkTile
 from ..gemm.tma import prefetch_tensor_maps
 from ..gemm.wgmma_mainloop import OperandTile
 from .halo_tile import BOX_STAGES, HALO_STAGES, NUM_LOADER_WARPS, HaloTile
-from .tile_config import MAX_EPILOGUE_ROW_BYTES, HopperTileConfig
+from .tile_config import HopperTileConfig
 
 
 def make_halo_mainloop(tile: HaloTile) -> HaloMainloop:
@@ -91,14 +91,15 @@ def emit_halo_kernel(w: Conv, config: HopperTileConfig, arguments: dict[str, Buf
     mainloop, split_k = make_halo_mainloop(halo), int(config.split_k)
     filter_map = declare_tensor_map("K_map", arguments["K"], mainloop.b.tensor_map())
     pixel_map = declare_tensor_map("X_map", arguments["X"], halo.boxes.tensor_map()) if halo.copies_by_tma else None
+    output_map = declare_output_map(halo, arguments["Y"])
     with open_cta(int(halo.num_ctas), int(halo.num_threads), split_k, splits_in_cluster=split_k > 1) as cta:
         thread, state = cta.thread, allocate_halo_state(halo, cta, mainloop)
         boxes = make_box_pipeline(halo, state.smem) if halo.uses_boxes else None
         pipelines = [state.rows, state.filters, *([boxes] if boxes else [])]
-        tensor_maps = [filter_map, *([pixel_map] if halo.copies_by_tma else [])]
+        tensor_maps = [each for each in (filter_map, pixel_map, output_map) if each is not None]
         emit_halo_prologue(pipelines, tensor_maps, thread, state.filter_warp)
         accumulators = allocate("accumulators", mainloop.num_accumulators, "float32")
-        epilogue = make_halo_epilogue(halo, mainloop.atom, arguments, state.smem, thread)
+        epilogue = make_halo_epilogue(halo, mainloop.atom, arguments, state.smem, thread, output_map)
         pixel_loaders = list_pixel_loaders(state, mainloop, arguments["X"], boxes, pixel_map)
         emit_alternatives(
             [
@@ -114,6 +115,14 @@ def emit_halo_kernel(w: Conv, config: HopperTileConfig, arguments: dict[str, Buf
             with if_(thread.warp < state.filter_warp):
                 tile = select_columns(state.tiles.tile_at(cta.index), halo, cta.split)
                 epilogue.store(sums, tile, state.states[0], thread, thread.warpgroup)
+                epilogue.finish(thread)
+
+
+def declare_output_map(halo: HaloTile, output: Buffer) -> Expr:
+    """Declare the tensor map of the output if TMA stores it; None if threads do."""
+    if not can_store_planes(halo.image):
+        return None
+    return declare_tensor_map("Y_map", output, make_plane_map(halo.image.w, halo.subtile_columns))
 
 
 def allocate_halo_state(halo: HaloTile, cta: Cta, mainloop: HaloMainloop) -> HaloCta:
@@ -136,6 +145,7 @@ def emit_halo_consumer(
         if state.halo.config.split_k == 1:
             sums = [accumulators[i] for i in range(mainloop.num_accumulators)]
             epilogue.store(sums, tile, state.states[0], thread, thread.warpgroup)
+    epilogue.finish(thread)
 
 
 def emit_filter_loader(state: HaloCta, mainloop: HaloMainloop, filter_map: Expr) -> None:
@@ -219,7 +229,12 @@ def make_halo_tiles(halo: HaloTile) -> TileScheduler:
 
 
 def make_halo_epilogue(
-    halo: HaloTile, atom: WgmmaAtom, arguments: dict[str, Buffer], smem: Expr, thread: ThreadPosition
+    halo: HaloTile,
+    atom: WgmmaAtom,
+    arguments: dict[str, Buffer],
+    smem: Expr,
+    thread: ThreadPosition,
+    output_map: Expr,
 ) -> ChannelsFirstEpilogue:
     """Return the epilogue, which stores the columns of a CTA."""
     w, config, ops, columns = halo.w, halo.config, EpilogueOps.from_workload(halo.w), int(halo.stored_columns)
@@ -229,7 +244,7 @@ def make_halo_epilogue(
         smem + to_uint32(int(halo.channel_args_offset_bytes)),
         thread.warpgroup,
     )
-    row_bytes = math.gcd(columns * get_itemsize(w.storage), MAX_EPILOGUE_ROW_BYTES)
+    row_bytes = halo.subtile_columns * get_itemsize(w.storage)
     tile = EpilogueTile(
         *(replace(atom, n=columns), config.wgmma_m_tiles, config.warpgroups, w.storage),
         row_bytes,
@@ -238,7 +253,10 @@ def make_halo_epilogue(
     buffers, stage_bytes = smem + to_uint32(int(halo.epilogue_offset_bytes)), int(halo.epilogue_stage_bytes)
     stages = TmaPipeline(buffers, stage_bytes, smem, config.warpgroups, tx_bytes=0, num_consumers=1)  # no barriers
     output = HaloOutput.from_image(halo.image)
-    return ChannelsFirstEpilogue(tile, ops, channels, stages, arguments, output, (False, is_exact))
+    layers = tile, ops, channels, stages, arguments, output, (False, is_exact)
+    if output_map is not None:
+        return PlaneEpilogue(halo.image, output_map, *layers)
+    return ChannelsFirstEpilogue(*layers)
 
 
 def make_halo_pipelines(halo: HaloTile, mainloop: HaloMainloop, smem: Expr) -> tuple[AsyncPipeline, TmaPipeline]:

@@ -14,9 +14,11 @@ import numpy as np
 
 from tvmconv.arithmetic import ceil_div
 from tvmconv.fitted_latency import H200_FIT
+from tvmconv.target import WARP_SIZE
 from tvmconv.workloads import Conv
 
-from ..gemm.halo_transpose import BOX_CHANNELS, MATRIX_ITEMSIZE
+from ..gemm.halo_transpose import BOX_CHANNELS, choose_pixel_boxes
+from ..gemm.plane_epilogue import can_store_planes
 from ..implicit_gemm_shape import ImplicitGemmShape
 from ..latency_model import bound_by_memory, combine_overlapping_times, estimate_k_tile_us
 from .constraints import isa_constraints, resource_constraints
@@ -27,11 +29,13 @@ from .tma_requirements import WGMMA_K_BYTES, WGMMA_M
 LOADER_BYTES_PER_US = 34e3  # of the loading warps of a CTA, in vectors of at least `LOADER_VECTOR_BYTES`
 LOADER_VECTOR_BYTES = 8
 MATRICES_PER_US = 520.0  # matrices of 8 × 8 that the transposing warps of a CTA move, an assumption
-ELEMENTS_RATIO = 2.5  # cost of a matrix whose elements are loaded one by one, an assumption
+ELEMENTS_RATIO = 4.0  # cost of a matrix whose elements are loaded one by one; on 7 × 7 pixels, on an H100
 BLOCK_TRANSPOSE_US = 0.2  # zeros and barriers of a channel block, an assumption
 MATRIX_BYTES = 128
+NARROW_COPIES_PER_US = 36.0  # cp.async of a warp per SM in vectors of less than 16 bytes; on 14 × 14 pixels, on an H100
 LOADER_WAIT_US = 1.0  # until the first vectors of a channel block have arrived
 BOX_STORE_RATIO = 2.0  # `STORE_RATIO` where boxes are transposed in shared memory, an assumption
+PLANE_VECTOR = 4  # vector with the cost of planes that TMA stores, an assumption
 STORE_RATIO = 14.0  # further cost of an epilogue that stores single pixels, relative to that of wide vectors
 
 
@@ -60,7 +64,8 @@ def estimate_halo_latency_us(config: HopperTileConfig, w: Conv) -> Any:
     block_us = combine_overlapping_times(taps * combine_overlapping_times(tap_us, stage_wait_us), exposed_us)
     epilogue_us = params.epilogue_us_per_accumulator * config.num_accumulators / config.split_k
     store_ratio = np.where(halo.uses_boxes, BOX_STORE_RATIO, STORE_RATIO)
-    epilogue_us = ctas_per_sm * epilogue_us * (1 + store_ratio / image.output_vector)
+    vector = PLANE_VECTOR if can_store_planes(image) else image.output_vector
+    epilogue_us = ctas_per_sm * epilogue_us * (1 + store_ratio / vector)
     mainloop_us = halo.blocks_per_cta * block_us
     overlapping_us = waves * combine_overlapping_times(mainloop_us, epilogue_us) + epilogue_us / ctas_per_sm
     tiles_us = np.where(ctas_per_sm > 1, overlapping_us, waves * (mainloop_us + epilogue_us))
@@ -76,9 +81,10 @@ def _estimate_transpose_us(halo: HaloTile) -> Any:
     if not np.any(halo.uses_boxes):
         return 0.0
     matrices = halo.box_stage_bytes / BOX_CHANNELS * halo.config.block_k(halo.shape.itemsize) / MATRIX_BYTES
-    has_matrices = halo.shape.itemsize == MATRIX_ITEMSIZE and math.prod(halo.w.input_size) % 2 == 0
-    rate = MATRICES_PER_US / (1 if has_matrices else ELEMENTS_RATIO)
-    return BLOCK_TRANSPOSE_US + matrices / rate
+    boxes = choose_pixel_boxes(halo.image.w, WGMMA_M)  # of any size of the tile
+    transpose_us = BLOCK_TRANSPOSE_US + matrices / (MATRICES_PER_US / (1 if boxes.has_matrices else ELEMENTS_RATIO))
+    copies = 0 if boxes.uses_tma else matrices * MATRIX_BYTES / (WARP_SIZE * boxes.vector * boxes.itemsize)
+    return np.maximum(transpose_us, copies / NARROW_COPIES_PER_US)
 
 
 @functools.lru_cache(maxsize=256)

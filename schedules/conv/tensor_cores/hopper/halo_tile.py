@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -118,6 +119,12 @@ class HaloTile:
     def stored_columns(self) -> Any:
         """Output channels of a tile that a CTA stores, of those whose sums the CTAs of a cluster share."""
         return self.config.block_n // self.config.split_k
+
+    @property
+    def subtile_columns(self) -> int:
+        """Output channels of a subtile of one config, which passes through shared memory at once."""
+        itemsize = get_itemsize(self.w.storage)
+        return math.gcd(int(self.stored_columns) * itemsize, MAX_EPILOGUE_ROW_BYTES) // itemsize
 
     @property
     def partial_sums_bytes(self) -> Any:

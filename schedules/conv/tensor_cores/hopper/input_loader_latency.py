@@ -15,16 +15,16 @@ from tvmconv.workloads.dtypes import get_itemsize
 
 from ...layout_conversion import estimate_transpose_us
 from ..gemm.plane_gather import count_vector_pixels
-from ..implicit_gemm_shape import ImplicitGemmShape
+from ..implicit_gemm_shape import VECTOR_BYTES, ImplicitGemmShape
 from ..latency_model import combine_overlapping_times
-from .halo_latency import estimate_halo_latency_us
+from .halo_latency import NARROW_COPIES_PER_US, estimate_halo_latency_us
 from .latency import estimate_latency_us
 from .tile_config import CP_ASYNC, HALO_LOADERS, TMA, HopperTileConfig
 from .tma_requirements import choose_box_pixels
 
 # Time of a launch relative to boxes of 64 pixels, by the pixels of a box: measured on two layers in float16 on an H100.
 NARROW_BOX_RATIO = {32: 1.1, 16: 1.6}
-GATHERS_PER_US = 440.0  # cp.async instructions of a warp per SM, an assumption: one in four clock cycles
+WIDE_COPIES_PER_US = 120.0  # cp.async of a warp per SM in vectors of 16 bytes, which bypass the L1 cache; an assumption
 
 
 def estimate_conversion_us(w: Conv) -> Any:
@@ -37,8 +37,9 @@ def estimate_gather_latency_us(config: HopperTileConfig, w: Conv) -> Any:
     gemm = ImplicitGemmShape.from_workload(w)
     vector = max(1, count_vector_pixels(math.prod(w.input_size), gemm.itemsize))
     copies = config.block_m * config.block_k(gemm.itemsize) / (vector * WARP_SIZE)
+    rate = WIDE_COPIES_PER_US if vector * gemm.itemsize == VECTOR_BYTES else NARROW_COPIES_PER_US
     ctas = config.num_tiles(gemm) * config.split_k
-    copies_us = ceil_div(ctas, config.max_active_ctas) * config.k_tiles_per_cta(gemm) * copies / GATHERS_PER_US
+    copies_us = ceil_div(ctas, config.max_active_ctas) * config.k_tiles_per_cta(gemm) * copies / rate
     return combine_overlapping_times(estimate_latency_us(config, w), H200_FIT.hopper.launch_us + copies_us)
 
 
