@@ -224,8 +224,11 @@ def test_where_no_schedule_is_for_the_device_it_is_told_why(schedule_registry):
         ("conv2d:1x512x7x7,512x1x3x3,s1,p1,g512,tf32", ["depthwise_nchw", "depthwise"]),
         ("conv2d:1x256x28x28,256x8x3x3,s1,p1,g32,f16", ["grouped_nchw", "mma_sync"]),
         ("conv2d:1x512x7x7,512x1x3x3,s1,p1,g512,f16,nhwc", ["depthwise_nhwc"]),
-        ("conv2d:1x256x28x28,256x8x3x3,s1,p1,g32,f16,nhwc", ["grouped_nhwc", "mma_sync"]),
-        ("conv2d:1x512x14x14,512x16x3x3,s1,p1,g32,f16,nhwc", ["hopper", "mma_sync", "grouped_nhwc"]),
+        ("conv2d:1x256x28x28,256x8x3x3,s1,p1,g32,f16,nhwc", ["grouped_nhwc", "grouped_mma_sync", "mma_sync"]),
+        (
+            "conv2d:1x512x14x14,512x16x3x3,s1,p1,g32,f16,nhwc",
+            ["hopper", "grouped_mma_sync", "mma_sync", "grouped_nhwc"],
+        ),
         ("conv2d:1x512x14x14,512x16x3x3,s1,p1,g32,nhwc", ["grouped_nhwc"]),
         ("conv2d:1x256x28x28,256x128x3x3,s1,p1,g2,f16,nhwc", ["hopper", "mma_sync"]),
         ("conv2d:1x64x56x56,64x64x3x3,s1,p1,f16,nhwc", ["hopper", "mma_sync"]),

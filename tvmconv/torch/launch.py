@@ -132,7 +132,7 @@ class CudaLauncher:
         return output
 
     def _enqueue(self, functions: Sequence[_LoadedFunction], pointers: Sequence[int]) -> None:
-        _make_context_current(self._index)
+        make_context_current(self._index)
         stream = _current_stream(self._index)
         for function in functions:
             function.enqueue(pointers, stream)
@@ -173,7 +173,7 @@ class CudaLauncher:
 _thread_contexts = threading.local()  # of each thread, the devices that have a current context
 
 
-def _make_context_current(index: int) -> None:
+def make_context_current(index: int) -> None:
     """Make the context of the current device current in this thread, if this is its first launch.
 
     Launches by the driver need it. PyTorch's autograd threads have a device, but no context before their first call of

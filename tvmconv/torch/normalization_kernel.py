@@ -15,6 +15,7 @@ from tvmconv.arithmetic import ceil_div
 from tvmconv.compiler import nvrtc
 from tvmconv.compiler.executable import LaunchConfig
 from tvmconv.devices.cuda.function import CudaFunction
+from tvmconv.torch.launch import make_context_current
 
 THREADS = 128  # per CTA
 KERNEL_NAME = "finish_stats"
@@ -55,6 +56,7 @@ def finish_stats(
     numbers = [channels, *map(_encode_float, (eps, factor, correction))]
     shape = LaunchConfig(grid=(ceil_div(channels, THREADS), 1, 1), block=(THREADS, 1, 1))
     with torch.cuda.device(device):
+        make_context_current(torch.cuda.current_device())
         stream = torch.cuda.current_stream().cuda_stream
         parameters = [stats.data_ptr(), reciprocal.data_ptr(), *pointers, *numbers]
         _load_kernel(device).launch(shape, parameters, stream)

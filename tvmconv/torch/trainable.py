@@ -116,7 +116,7 @@ def _convolve_layer(
         x = functional.pad(x, layer._reversed_padding_repeated_twice, mode=layer.padding_mode)
         padding = 0
     options = layer.stride, padding, layer.dilation, layer.groups
-    wants_stats = layer.training and bool(layer.normalized_by)
+    wants_stats = layer.training and layer.uses_kernels and bool(layer.normalized_by)
     if torch.compiler.is_dynamo_compiling() and wants_stats and layer.returns_stats and bias is None:
         results = convolve_with_stats(x, weight, *options)
         if results is not None:

@@ -61,6 +61,7 @@ from .tile_config import MMA_PIXELS
     usage=GroupedDgradConfig.compute_usage,
     condition=can_form_gradient_units,
     search_if=can_form_gradient_units,
+    starting_configs=lambda w: GroupedDgradConfig.list_starting_configs(view_channels_last(w)),
     supersedes=("implicit_gemm",),
     device_kinds=("cuda",),
     min_arch=80,

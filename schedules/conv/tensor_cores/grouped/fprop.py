@@ -28,6 +28,7 @@ from .fprop_config import GroupedFpropConfig, can_form_units
     usage=lambda w, c: GroupedFpropConfig.compute_usage(w.to_channels_last(), c),
     condition=can_form_units,
     search_if=lambda w: w.layout == CHANNELS_LAST and can_form_units(w),
+    starting_configs=lambda w: GroupedFpropConfig.list_starting_configs(w.to_channels_last()),
     supersedes=("implicit_gemm", "tensor_core"),
     device_kinds=("cuda",),
     min_arch=80,

@@ -41,6 +41,8 @@ ADDRESS_INSTRUCTIONS = 30  # of a step of 16 pixels, with the stores of its sums
 class GroupedTileConfig(EstimatedTileConfig):
     """One config, or many configs as columns."""
 
+    TILE_KNOBS = ("units", "pixels_y", "pixels_x")
+
     units: Any  # units of groups per CTA
     pixels_y: Any  # rows of a tile; for gradients of inputs, rows of each class
     pixels_x: Any  # columns of a tile, likewise

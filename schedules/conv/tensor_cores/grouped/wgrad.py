@@ -58,6 +58,7 @@ from .wgrad_config import GroupedWgradConfig, can_form_units
     usage=GroupedWgradConfig.compute_usage,
     condition=can_form_units,
     search_if=can_form_units,
+    starting_configs=lambda w: GroupedWgradConfig.list_starting_configs(view_channels_last(w)),
     supersedes=("implicit_gemm",),
     device_kinds=("cuda",),
     min_arch=80,
