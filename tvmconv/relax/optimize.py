@@ -176,7 +176,7 @@ def _replace_in_module(
         found = [_find_kernel(finder, name, site, workload) for site, workload in sites]
         replacements[name] = [replacement for replacement, _ in found if replacement]
         lines += [line for _, line in found]
-    new_mod = replace_convolutions(prepared, replacements, target.device.arch if target.device else None)
+    new_mod = replace_convolutions(prepared, replacements, target.device)
     return OptimizedModule(new_mod, ModuleReport(tuple(lines)), target.target)
 
 
