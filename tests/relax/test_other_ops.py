@@ -1,17 +1,19 @@
-"""Means over the space of channels-last tensors, lowered for CUDA and executed by the emulator."""
+"""Other operations than convolutions: means over the space, which the emulator executes, and linear layers."""
 
 import emulate
 import numpy as np
 import pytest
 import torch
-from relax_models import exported
+from relax_models import differ, exported
 from torch import nn
+from tvm import relax
 from tvm.ir import IRModule
 
 import tvmconv.relax
 from tvmconv.compiler import nvrtc
 from tvmconv.compiler.device_lowering import lower_module
 from tvmconv.devices import find_device
+from tvmconv.relax.linear import convert_linear_layers
 from tvmconv.relax.reductions import make_mean_function
 
 
@@ -42,3 +44,23 @@ def test_mean_between_kernels_has_no_cast_of_its_own():
     assert text.count("R.astype") == 2  # the input and the output
     assert text.count("tvmconv_mean_1x7x7x16_float16_float16") == 1
     optimized.compile()
+
+
+def test_linear_layer_is_a_convolution_with_its_bias():
+    class Classifier(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.first, self.last = nn.Linear(12, 6), nn.Linear(6, 5, bias=False)
+
+        def forward(self, x):
+            return self.last(torch.relu(self.first(x)))
+
+    model, x = Classifier().eval(), torch.randn(3, 12)
+    mod = relax.transform.FoldConstant()(exported(model, x))
+    converted = convert_linear_layers(mod)
+    optimized = tvmconv.relax.optimize_with_report(converted, "llvm")
+    assert [line.workload for line in optimized.report.lines] == [
+        "conv2d:3x12x1x1,6x12x1x1,s1,p0,bias",
+        "conv2d:3x6x1x1,5x6x1x1,s1,p0",
+    ]
+    assert differ(optimized.compile(), model, x) < 1e-5
