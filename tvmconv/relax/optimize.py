@@ -190,7 +190,7 @@ def _prepare_module(mod: IRModule, *, has_kernels: bool) -> IRModule:
     if any("NHWC" in str(layout) for layout in _list_data_layouts(mod)):
         passes = [relax.transform.ConvertLayout(CHANNELS_FIRST_LAYOUTS), *passes]
     if has_kernels:
-        passes.append(convert_linear_layers)
+        passes += [convert_linear_layers, relax.transform.DeadCodeElimination()]
     return tvm.ir.transform.Sequential(passes)(mod)
 
 
