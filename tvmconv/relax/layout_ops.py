@@ -14,8 +14,9 @@ from tvm.ir import Call, GenericConst, Op
 
 from tvmconv.relax.graph import BINARY_OPS, SPATIAL_AXES, UNARY_OPS, list_sizes
 
-POINTWISE_OPS = {*BINARY_OPS, *UNARY_OPS, "relax.nn.leakyrelu", "relax.clip", "relax.astype"}
-REDUCTION_OPS = {"relax.mean", "relax.sum", "relax.max", "relax.min"}
+CAST_OP, MEAN_OP = "relax.astype", "relax.mean"
+POINTWISE_OPS = {*BINARY_OPS, *UNARY_OPS, "relax.nn.leakyrelu", "relax.clip", CAST_OP}
+REDUCTION_OPS = {MEAN_OP, "relax.sum", "relax.max", "relax.min"}
 POOL_OPS = {f"relax.nn.{kind}_pool{ndim}d": ndim for kind in ("max", "avg", "adaptive_avg") for ndim in (1, 2, 3)}
 CONCAT_OP = "relax.concat"
 

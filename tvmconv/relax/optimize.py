@@ -14,6 +14,7 @@ from tvm.ir import IRModule
 from tvmconv.errors import Error, ModelError
 from tvmconv.relax.kernels import CompileTarget, FoundKernel, KernelFinder, resolve_target
 from tvmconv.relax.layouts import Layout, plan_layouts, validate_layout
+from tvmconv.relax.linear import convert_linear_layers
 from tvmconv.relax.precision import fold_casts
 from tvmconv.relax.report import TVM_NAME, ConvolutionReport, ModuleReport
 from tvmconv.relax.rewriting import Replacement, replace_convolutions
@@ -165,7 +166,7 @@ def _replace_in_module(
         raise ModelError(f"expected a tvm.IRModule with Relax functions, not {type(mod).__name__}")
     if batch_sizes:
         mod = specialize_batch(mod, list(_list_functions(mod)), batch_sizes)
-    prepared = _prepare_module(mod)
+    prepared = _prepare_module(mod, has_kernels=target.device is not None)
     planned, lines = _plan_functions(prepared, target, layout)
     workloads = [workload for sites in planned.values() for _, workload in sites]
     if seconds is not None:
@@ -176,15 +177,20 @@ def _replace_in_module(
         found = [_find_kernel(finder, name, site, workload) for site, workload in sites]
         replacements[name] = [replacement for replacement, _ in found if replacement]
         lines += [line for _, line in found]
-    new_mod = replace_convolutions(prepared, replacements, target.device.arch if target.device else None)
+    new_mod = replace_convolutions(prepared, replacements, target.device)
     return OptimizedModule(new_mod, ModuleReport(tuple(lines)), target.target)
 
 
-def _prepare_module(mod: IRModule) -> IRModule:
-    """Return a module whose 2-D convolutions are channels first, and whose constants are computed."""
+def _prepare_module(mod: IRModule, *, has_kernels: bool) -> IRModule:
+    """Return a module whose 2-D convolutions are channels first, and whose constants are computed.
+
+    If there are kernels, linear layers become convolutions.
+    """
     passes = [relax.transform.CanonicalizeBindings(), fold_casts, relax.transform.FoldConstant()]
     if any("NHWC" in str(layout) for layout in _list_data_layouts(mod)):
         passes = [relax.transform.ConvertLayout(CHANNELS_FIRST_LAYOUTS), *passes]
+    if has_kernels:
+        passes += [convert_linear_layers, relax.transform.DeadCodeElimination()]
     return tvm.ir.transform.Sequential(passes)(mod)
 
 

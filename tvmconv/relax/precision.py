@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import math
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import tvm
 from tvm import relax
 from tvm.ir import Call, GenericConst, IRModule
 
-from tvmconv.relax.graph import NORM_OP, is_foldable_norm, list_sizes, read_number
+from tvmconv.relax.graph import CONV_OPS, NORM_OP, is_foldable_norm, list_sizes, read_number
 from tvmconv.workloads.dtypes import get_numpy_dtype
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
 
 
 def to_float16(mod: IRModule) -> IRModule:
@@ -29,9 +32,8 @@ def to_float16(mod: IRModule) -> IRModule:
     """
     passes = [
         relax.transform.CanonicalizeBindings(),
-        relax.transform.FoldBatchnormToConv2D(),
-        relax.transform.FoldConstant(),
         simplify_ops,
+        relax.transform.DeadCodeElimination(),
         relax.transform.ToMixedPrecision("float16"),
         fold_casts,
     ]
@@ -40,9 +42,10 @@ def to_float16(mod: IRModule) -> IRModule:
 
 @tvm.transform.module_pass(opt_level=0, name="tvmconv.simplify_ops")
 def simplify_ops(mod: IRModule, _context: Any) -> IRModule:
-    """Return a module with products and sums instead of batch normalizations, and maximum and minimum instead of clip.
+    """Return a module without batch normalizations in inference mode, and with maximum and minimum instead of clip.
 
-    `ToMixedPrecision` converts these, but neither normalizations nor the limits of a clip.
+    A normalization becomes part of the weight before it and a sum, or else a product and a sum. `ToMixedPrecision`
+    converts these, but neither normalizations nor the limits of a clip.
     """
     return _rewrite_functions(mod, _OpSimplifier(mod))
 
@@ -95,6 +98,20 @@ class _OpSimplifier(relax.PyExprMutator):
         summand = (beta if call.attrs.center else 0.0) - mean * factor
         shape = (-1, *(1,) * (len(list_sizes(x) or ()) - 2))
         dtype = str(x.ty.dtype)
-        factor, summand = (relax.const(each.reshape(shape).astype(dtype), dtype) for each in (factor, summand))
-        scaled = self.builder_.emit(relax.op.multiply(x, factor))
-        return relax.Tuple([self.builder_.emit(relax.op.add(scaled, summand)), *constants[2:]])
+        scaled = self._scale_convolution(x, factor)
+        if scaled is None:
+            scaled = relax.op.multiply(x, relax.const(factor.reshape(shape).astype(dtype), dtype))
+        total = relax.op.add(self.builder_.emit(scaled), relax.const(summand.reshape(shape).astype(dtype), dtype))
+        return relax.Tuple([self.builder_.emit(total), *constants[2:]])
+
+    def _scale_convolution(self, x: relax.Expr, factor: NDArray[np.float64]) -> relax.Expr | None:
+        """Return the convolution that computes a value, with scaled outputs; None for another value."""
+        call = self.lookup_binding(x) if isinstance(x, relax.Var) else None
+        _, is_transposed = CONV_OPS.get(getattr(getattr(call, "op", None), "name", ""), (0, True))
+        if call is None or is_transposed or not isinstance(call.args[1], GenericConst):
+            return None
+        if not str(call.attrs.kernel_layout).startswith("OI"):
+            return None
+        weight = call.args[1].value.numpy()
+        scaled = weight * factor.reshape(-1, *(1,) * (weight.ndim - 1))
+        return Call(call.op, [call.args[0], relax.const(scaled.astype(weight.dtype), str(weight.dtype))], call.attrs)

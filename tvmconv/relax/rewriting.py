@@ -11,9 +11,12 @@ from tvm import relax
 from tvm.ir import GenericConst, IRModule
 
 from tvmconv.compiler.executable import Executable
+from tvmconv.devices import Device
+from tvmconv.relax.graph import list_sizes
 from tvmconv.relax.kernels import FoundKernel
 from tvmconv.relax.launcher import make_launcher_module
-from tvmconv.relax.layout_ops import list_layout_operands, make_channels_last, permute
+from tvmconv.relax.layout_ops import CAST_OP, MEAN_OP, list_layout_operands, make_channels_last, permute
+from tvmconv.relax.reductions import MEAN_DTYPES, make_mean_function, make_mean_symbol
 from tvmconv.relax.sites import RelaxConvolution, make_weight, reshape_scale
 from tvmconv.workloads.conv_operator import ConvOperator
 from tvmconv.workloads.dtypes import ACCUMULATOR
@@ -37,7 +40,7 @@ class Replacement:
 
 
 def replace_convolutions(
-    mod: IRModule, replacements: Mapping[str, Sequence[Replacement]], arch: str | None
+    mod: IRModule, replacements: Mapping[str, Sequence[Replacement]], device: Device | None
 ) -> IRModule:
     """Return a module that calls kernels instead of convolutions.
 
@@ -48,16 +51,18 @@ def replace_convolutions(
     Args:
         mod: Module in which the convolutions were found.
         replacements: What is replaced, by the name of the function.
-        arch: Architecture of compiled kernels; None for another target than CUDA.
+        device: Device of the kernels; None for a CPU.
     """
-    rewriter = _ConvReplacer(mod)
+    rewriter = _ConvReplacer(mod, has_threads=device is not None)
     for name, function_replacements in replacements.items():
         if function_replacements:
             rewriter.rewrite(name, function_replacements)
     new_mod = rewriter.builder_.get()
     if rewriter.executables:
         others = (mod.attrs or {}).get(EXTERNAL_MODULES, [])
-        new_mod = new_mod.with_attr(EXTERNAL_MODULES, [*others, make_launcher_module(rewriter.executables, arch)])
+        new_mod = new_mod.with_attr(
+            EXTERNAL_MODULES, [*others, make_launcher_module(rewriter.executables, device.arch if device else None)]
+        )
     return relax.transform.DeadCodeElimination()(new_mod)
 
 
@@ -65,13 +70,15 @@ def replace_convolutions(
 class _ConvReplacer(relax.PyExprMutator):
     """A rewriter of functions. The operations that a kernel replaces stay behind, without a reader."""
 
-    def __init__(self, mod: IRModule) -> None:
+    def __init__(self, mod: IRModule, *, has_threads: bool) -> None:
         super().__init__(mod)
-        self._mod = mod
+        self._mod, self._has_threads = mod, has_threads
         self._replacements: dict[relax.Var, Replacement] = {}
         # The same tensors channels last, in this block, and those among them that are computed channels last.
         self._channels_last: dict[relax.Expr, relax.Expr] = {}
         self._native: set[relax.Expr] = set()
+        self._cast_operands: dict[relax.Expr, relax.Expr] = {}  # by the variable of the cast
+        self._mean_operands: dict[relax.Expr, relax.Expr] = {}  # channels-last operand by the variable of the mean
         self._functions: dict[str, Any] = {}
         self.executables: dict[str, Executable] = {}  # of the external functions that are called, by name
 
@@ -97,7 +104,7 @@ class _ConvReplacer(relax.PyExprMutator):
             value: relax.Expr = self._make_call(replacement)
             is_channels_last = replacement.channels_last
         elif any(operand in self._native for operand in list_layout_operands(binding.value)):
-            value, is_channels_last = make_channels_last(binding.value, self._read_channels_last), True
+            value, is_channels_last = self._make_channels_last(binding), True
         else:
             super().visit_var_binding_(binding)
             return
@@ -107,6 +114,28 @@ class _ConvReplacer(relax.PyExprMutator):
             value = permute(result, to_last=False)
         is_local = isinstance(binding.var, relax.DataflowVar)
         self.set_var_remap(binding.var, self.builder_.emit(value) if is_local else self.builder_.emit_output(value))
+
+    def _make_channels_last(self, binding: relax.VarBinding) -> relax.Expr:
+        """Return an operation for channels-last operands. Means, and casts before and after them, are one function."""
+        call, name = binding.value, str(binding.value.op.name)
+        if name == CAST_OP:
+            self._cast_operands[binding.var] = call.args[0]
+            if (x := self._mean_operands.get(call.args[0])) is not None:
+                return self._call_mean(x, str(call.attrs.dtype))
+        if name == MEAN_OP and self._has_threads:
+            x = self._read_channels_last(self._cast_operands.get(call.args[0], call.args[0]))
+            if str(x.ty.dtype) in MEAN_DTYPES:
+                self._mean_operands[binding.var] = x
+                return self._call_mean(x, str(binding.var.ty.dtype))
+        return make_channels_last(call, self._read_channels_last)
+
+    def _call_mean(self, x: relax.Expr, dtype: str) -> relax.Expr:
+        sizes = list_sizes(x) or ()
+        symbol = make_mean_symbol(sizes, str(x.ty.dtype), dtype)
+        if symbol not in self._functions:
+            self._functions[symbol] = self.builder_.add_func(make_mean_function(sizes, str(x.ty.dtype), dtype), symbol)
+        output_sizes = (sizes[0], *(1 for _ in sizes[2:]), sizes[-1])
+        return relax.call_tir(self._functions[symbol], [x], out_ty=relax.TensorType(output_sizes, dtype))
 
     def _make_call(self, replacement: Replacement) -> relax.Expr:
         site, workload, kernel = replacement.site, replacement.workload, replacement.kernel
