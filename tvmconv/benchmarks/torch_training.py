@@ -109,7 +109,7 @@ def _make_table(summaries: list[dict[str, Any]]) -> Table:
         "by": lambda summary: summary["name"],
         "graph [µs]": lambda summary: format_micros(summary["graph"]) if summary["graph"] else EMPTY_CELL,
         "× best of PyTorch": lambda summary: (
-            format_significant(summary["graph"] / best) if summary["graph"] else EMPTY_CELL
+            format_significant(best / summary["graph"]) if summary["graph"] else EMPTY_CELL
         ),
         "eager [µs]": lambda summary: format_micros(summary["eager"]),
         "made in [s]": lambda summary: format_significant(summary["made"]) if summary["made"] else EMPTY_CELL,
