@@ -16,7 +16,7 @@ WARPGROUP_THREADS = 4 * WARP_SIZE  # threads that execute a wgmma
 WGMMA_M = 64  # pixels per wgmma
 BOX_PIXELS = (64, 32, 16)  # widths of a box of 16-bit pixels: 128, 64 or 32 bytes, those of a swizzle
 WGMMA_K_BYTES = 32  # bytes of the reduction per wgmma
-NARROW_ROW_BYTES = 64  # rows of fewer bytes fill less than half of the widest swizzle
+NARROW_ROW_BYTES = 128  # rows of fewer bytes leave a part of the widest swizzle empty
 
 
 def can_load_by_tma(w: Conv) -> bool:
@@ -46,7 +46,7 @@ def is_promising(w: Conv) -> bool:
 
 
 def has_narrow_rows(w: Conv) -> bool:
-    """Return whether the gradients of a convolution with one tap read or write rows of less than half a swizzle.
+    """Return whether the gradients of a convolution with one tap read or write rows that do not fill a swizzle.
 
     They are bound by memory, and `mma_sync` was faster on an H100, as more of its CTAs are resident.
     """

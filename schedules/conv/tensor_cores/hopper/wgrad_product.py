@@ -29,6 +29,9 @@ PARTS_CHOICES = (1, 2, 3, 4, 5, 6, 7, 8, 10, 11, 12, 14, 16, 20, 22, 24, 28, 32,
 COLUMN_UNITS = (64, 32, 16)  # channels per box
 MAX_PADDING = 1 / 8  # of columns, for wider boxes
 REDUCTION_LAUNCH_US, WORKSPACE_BYTES_PER_US = 1.6, 4.0e6
+# Latency of reductions split within clusters over their estimate, relative to that of parts in a workspace. The SMs of a
+# cluster load different pixels, so that fewer requests of neighbours coincide (two layers on an H100).
+SPLIT_LATENCY_RATIO = 1.15
 
 
 @dataclass(frozen=True)
@@ -151,7 +154,7 @@ def _list_best_tiles(w: WeightGradient, widths: Sequence[int]) -> list[tuple[dic
     for parts in family.products:
 
         def estimate(config: HopperTileConfig, parts: int = parts) -> Any:
-            return family.estimate_us(config, parts)
+            return family.estimate_us(config, parts) * np.where(config.split_k > 1, SPLIT_LATENCY_RATIO, 1.0)
 
         options = KNOB_OPTIONS | {"block_n": widths} | ({} if parts == 1 else {"split_k": (1,)})
         for config, latency_us in list_best(options, constraints(w, parts), estimate, STARTING_TILES + 1):
