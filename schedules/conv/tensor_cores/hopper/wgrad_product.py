@@ -29,7 +29,7 @@ PARTS_CHOICES = (1, 2, 3, 4, 5, 6, 7, 8, 10, 11, 12, 14, 16, 20, 22, 24, 28, 32,
 COLUMN_UNITS = (64, 32, 16)  # channels per box
 MAX_PADDING = 1 / 8  # of columns, for wider boxes
 REDUCTION_LAUNCH_US, WORKSPACE_BYTES_PER_US = 1.6, 4.0e6
-# Latency of reductions split within clusters over their estimate, relative to that of parts in a workspace. The SMs of a
+# Latency of reductions split within clusters over their estimate, relative to that of parts in a workspace. SMs of a
 # cluster load different pixels, so that fewer requests of neighbours coincide (two layers on an H100).
 SPLIT_LATENCY_RATIO = 1.15
 
