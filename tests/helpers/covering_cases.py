@@ -21,6 +21,8 @@ def list_features(text: str) -> set[Any]:
         ("dtype and layout", w.dtype, layouts),
         ("dtype and stride", w.dtype, strides),
         ("dtype and groups", w.dtype, groups),
+        ("operator and groups", operator, groups),
+        ("operator and stride", operator, strides),
         ("epilogue", w.epilogue),
         ("padding", tuple(sorted(set(w.pad_low))), is_symmetric),
         ("taps", w.kernel),
