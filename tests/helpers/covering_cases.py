@@ -28,6 +28,8 @@ def list_features(text: str) -> set[Any]:
         ("taps", w.kernel),
         ("dilation", max(w.dilation) > 1),
         ("batch", w.N > 1),
+        ("output size", tuple(size % 4 for size in w.output_size)),
+        ("small output", min(w.output_size) <= 4),
         ("input channels", channels_in % 8 == 0, channels_in % 16 == 0),
         ("output channels", channels_out % 8 == 0, channels_out % 16 == 0),
     }
