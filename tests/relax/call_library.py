@@ -1,6 +1,6 @@
 """Call a function of an exported library with tensors that say that they are on a GPU; print addresses or the error.
 
-usage: call_library.py LIBRARY FUNCTION STREAM ARRAY…, where an ARRAY is DTYPE:SIZES[:STRIDES]
+usage: call_library.py LIBRARY FUNCTION STREAM ARRAYS…, one call for each ARRAYS: DTYPE:SIZES[:STRIDES] with commas
 """
 
 import ctypes
@@ -45,19 +45,24 @@ class Pretended:
         return capsule(ctypes.addressof(self.tensor), b"dltensor", None)
 
 
-def main():
-    path, name, stream, *texts = sys.argv[1:]
+def call(function, stream, texts):
+    """The addresses of the arrays of two calls, or the error of the first."""
     arrays = [Pretended(address, text) for address, text in zip(ADDRESSES, texts, strict=False)]
     tensors = [tvm_ffi.from_dlpack(array) for array in arrays]
-    function = getattr(tvm_ffi.load_module(path), name)
     try:
-        with tvm_ffi.use_raw_stream(tvm_ffi.device("cuda", 1), int(stream)):
+        with tvm_ffi.use_raw_stream(tvm_ffi.device("cuda", 1), stream):
             function(*tensors)
             function(*tensors)
     except RuntimeError as error:
-        print(json.dumps(str(error)))
-    else:
-        print(json.dumps([array.tensor.data for array in arrays]))
+        return str(error)
+    return [array.tensor.data for array in arrays]
+
+
+def main():
+    path, name, stream, *calls = sys.argv[1:]
+    function = getattr(tvm_ffi.load_module(path), name)
+    for texts in calls:
+        print(json.dumps(call(function, int(stream), texts.split(","))))
     assert not any(module in sys.modules for module in ("tvm", "tvmconv"))
 
 
