@@ -337,8 +337,7 @@ def test_channel_arguments_arrive_for_all_threads_of_a_warpgroup(channels):
     assert (found[:, channels:] == 0).all()
 
 
-@pytest.mark.parametrize("uses_pdl", [False, True])
-def test_partial_sums_are_added_in_order_and_only_inside_the_output(uses_pdl):
+def test_partial_sums_are_added_in_order_and_only_inside_the_output():
     rows, channels, parts = 5, 12, 3
 
     def locate(item):
@@ -351,7 +350,7 @@ def test_partial_sums_are_added_in_order_and_only_inside_the_output(uses_pdl):
         )
 
     def emit(arguments):
-        reduction = WorkspaceReduction(rows * 4, 4, parts, locate, num_threads=32, uses_pdl=uses_pdl)
+        reduction = WorkspaceReduction(rows * 4, 4, parts, locate, num_threads=32)
         reduction.emit(arguments["X"], EpilogueOps((), "float32"), arguments, "Y")
 
     x = np.random.default_rng(0).standard_normal((parts, rows, channels)).astype("float32")
