@@ -19,10 +19,10 @@ WGRADS = [
 DGRADS = [
     ("conv2d_dgrad:2x24x9x8,40x24x3x2,s1,p1,f16,nhwc,add", {"split_k": 2, "block_k": 32}),
     ("conv2d_dgrad:2x20x9x8,36x10x3x3,s1,p1,g2,tf32,drelu", {"block_k": 32, "warps_k": 2}),
-    (
-        "conv2d_dgrad:2x15x9x8,36x15x3x2,s1,p1x0,f16,nhwc",
-        {"block_k": 32},
-    ),  # elements of 2 bytes, which cp.async cannot copy
+    # elements of 2 bytes, which cp.async cannot copy; the others are tiles that the threads do not copy by whole rows
+    ("conv2d_dgrad:2x15x9x8,36x15x3x2,s1,p1x0,f16,nhwc", {"block_k": 32}),
+    ("conv1d_transpose:2x2x5,2x48x5,s1,p2,f16,nhwc,bias", {"block_n": 64, "block_k": 32}),
+    ("conv2d_dgrad:1x40x7x5,32x40x3x1,s1,p0,bf16,nhwc", {"block_n": 96, "warps_n": 2}),
     ("conv2d_transpose:2x18x9x8,18x14x3x3,s1,p1,d2,bf16,bias,relu", {"block_n": 32, "warps_n": 2}),
 ]
 STRIDED = [

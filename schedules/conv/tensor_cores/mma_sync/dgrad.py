@@ -31,6 +31,7 @@ from . import strided_dgrad
 from .kernel import emit_kernels
 from .knobs import compute_usage, declare_knobs
 from .schedule import DTYPES, is_promising
+from .tile_config import MmaSyncTileConfig
 
 
 def compute_gradient_usage(w: InputGradient, columns: Columns) -> ResourceUsage:
@@ -53,6 +54,11 @@ def has_copies_along_channels(conv: Conv) -> bool:
     return shape.n * shape.itemsize % MIN_COPY_BYTES == 0
 
 
+def copies_whole_swizzle_periods(config: MmaSyncTileConfig) -> bool:
+    """Return whether the threads copy the rows that a swizzle permutes, 8 of 16 bits or 4 of 32 bits, at a time."""
+    return int(config.block_n).bit_count() == 1 and bool(config.num_threads >= config.block_n)
+
+
 @schedule(
     *(*DGRAD, *TRANSPOSE),
     dtypes=DTYPES,
@@ -65,7 +71,8 @@ def has_copies_along_channels(conv: Conv) -> bool:
 def mma_sync(s: Schedule, w: InputGradient, k: Knobs) -> Schedule:
     """Emit the kernel of the convolution of dY, or of one for each residue class, which reads a transposed weight.
 
-    Without a stride, the kernel reads the weight as it is, unless its channels are too narrow for cp.async.
+    Without a stride, the kernel reads the weight as it is, unless its channels are too narrow for cp.async, or those of a
+    tile do not suit the number of threads.
     """
     (dy, filters), viewed = w.OPERANDS, view_channels_last(w)
     conv = viewed.direct_convolution
@@ -74,7 +81,7 @@ def mma_sync(s: Schedule, w: InputGradient, k: Knobs) -> Schedule:
     def emit(arguments: dict[str, Buffer]) -> None:
         roles = {dy: "X", filters: "K", w.RESULT: "Y"}
         arguments = {roles.get(name, name): each for name, each in arguments.items()}
-        if conv and has_copies_along_channels(conv):
+        if conv and has_copies_along_channels(conv) and copies_whole_swizzle_periods(config):
             emit_kernels(conv, config, arguments, FilterRows)
             return
         arguments["K"] = emit_transposed_filters(w.forward, arguments["K"])
