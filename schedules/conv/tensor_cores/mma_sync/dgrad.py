@@ -71,8 +71,8 @@ def copies_whole_swizzle_periods(config: MmaSyncTileConfig) -> bool:
 def mma_sync(s: Schedule, w: InputGradient, k: Knobs) -> Schedule:
     """Emit the kernel of the convolution of dY, or of one for each residue class, which reads a transposed weight.
 
-    Without a stride, the kernel reads the weight as it is, unless its channels are too narrow for cp.async, or the channels
-    of a tile do not suit the number of threads.
+    Without a stride, the kernel reads the weight as it is, unless its channels are too narrow for cp.async, or a tile's
+    do not suit the number of threads.
     """
     (dy, filters), viewed = w.OPERANDS, view_channels_last(w)
     conv = viewed.direct_convolution
