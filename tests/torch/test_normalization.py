@@ -117,6 +117,15 @@ def test_the_operator_with_statistics_is_as_pytorch_wants_it():
     assert normalization.compute_stats_error(stats, y) < 1e-6
 
 
+def test_a_batch_of_inputs_has_the_statistics_of_each():
+    xs, weight = torch.randn(3, 2, 4, 5, 5), torch.randn(6, 4, 3, 3)
+    options = [1, 1], [1] * 4, [1, 1], 1, False, [0, 0], True
+    outputs, stats = torch.vmap(lambda one: convolution_stats(one, weight, *options))(xs)
+    for x, *found in zip(xs, outputs, stats, strict=True):
+        for tensor, expected in zip(found, convolution_stats(x, weight, *options), strict=True):
+            assert torch.allclose(tensor, expected, atol=1e-5)
+
+
 def test_second_derivatives_are_those_of_pytorch():
     model = make_model()
     trainable, launches = prepare(copy.deepcopy(model), X)

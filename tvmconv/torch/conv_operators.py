@@ -18,7 +18,7 @@ Padding has the zeros before all axes and then those after all axes, as in workl
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import torch
@@ -335,24 +335,27 @@ def _map_wgrad(info: Any, in_dims: Sequence[Any], *arguments: Any) -> tuple[torc
     return _map_by_loop(convolution_wgrad, info.batch_size, in_dims, arguments)
 
 
-def _map_stats(info: Any, in_dims: Sequence[Any], *arguments: Any) -> Any:
-    """Refuse a batch of convolutions with statistics, which `convolve` never asks for."""
-    raise NotImplementedError("tvmconv::convolution_stats has no batching rule")
+def _map_stats(info: Any, in_dims: Sequence[Any], *arguments: Any) -> tuple[tuple[torch.Tensor, ...], tuple[int, int]]:
+    """Compute each convolution on its own, as the statistics are those of one output."""
+    arguments_of_each = _select_each(info.batch_size, in_dims, arguments)
+    results = [convolution_stats(*arguments_of_one) for arguments_of_one in arguments_of_each]
+    return tuple(torch.stack(tensors) for tensors in zip(*results, strict=True)), (0, 0)
 
 
 def _map_by_loop(
     function: Any, batch_size: int, in_dims: Sequence[Any], arguments: Sequence[Any]
 ) -> tuple[torch.Tensor, int]:
-    results = [
-        function(
-            *(
-                argument.select(dim, index) if isinstance(dim, int) else argument
-                for argument, dim in zip(arguments, in_dims, strict=True)
-            )
-        )
-        for index in range(batch_size)
-    ]
+    results = [function(*arguments_of_one) for arguments_of_one in _select_each(batch_size, in_dims, arguments)]
     return torch.stack(results), 0
+
+
+def _select_each(batch_size: int, in_dims: Sequence[Any], arguments: Sequence[Any]) -> Iterator[list[Any]]:
+    """Yield the arguments of each element of a batch."""
+    for index in range(batch_size):
+        yield [
+            argument.select(dim, index) if isinstance(dim, int) else argument
+            for argument, dim in zip(arguments, in_dims, strict=True)
+        ]
 
 
 for _name, _run, _make_fake, _differentiate, _set_up, _map in (
