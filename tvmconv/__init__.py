@@ -40,7 +40,7 @@ if TYPE_CHECKING:
     from tvmconv.registry import Schedule, schedule, schedules
     from tvmconv.reports.explained import Explanation, explain
     from tvmconv.search.progress import SearchProgress, Status
-    from tvmconv.search.search import Tuned, TuneResult
+    from tvmconv.search.result import Tuned, TuneResult
     from tvmconv.search.tune import tune
     from tvmconv.verification import Problem, Verification
     from tvmconv.workloads import Conv1d, Conv2d, Conv3d, Filter1d, Filter2d, Layer, parse, suite
@@ -70,7 +70,7 @@ _EXPORTS = {
     "tvmconv.logs.log": ("Log",),
     "tvmconv.logs.record": ("ErrorKind", "Record"),
     "tvmconv.reports.explained": ("Explanation", "explain"),
-    "tvmconv.search.search": ("TuneResult", "Tuned"),
+    "tvmconv.search.result": ("TuneResult", "Tuned"),
     "tvmconv.search.progress": ("SearchProgress", "Status"),
     "tvmconv.search.tune": ("tune",),
     "tvmconv.verification": ("Problem", "Verification"),

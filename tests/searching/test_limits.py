@@ -11,7 +11,7 @@ import tvmconv as tc
 from tvmconv.deadline import SLACK_FRACTION, SLACK_SECONDS, Deadline
 from tvmconv.devices import find_device
 from tvmconv.search.options import TuneOptions
-from tvmconv.search.search import SkippedPhase
+from tvmconv.search.result import SkippedPhase
 from tvmconv.search.task_scheduler import tune_tasks
 from tvmconv.search.time_budget import MIN_TASK_SECONDS
 from tvmconv.search.tune import tune_all

@@ -20,7 +20,7 @@ from tvmconv.logs.log import Log
 from tvmconv.measure.pipeline import MeasureCandidate
 from tvmconv.registry import find_schedule
 from tvmconv.search.progress import SearchProgress
-from tvmconv.search.search import TuneResult
+from tvmconv.search.result import TuneResult
 from tvmconv.target import H200
 from tvmconv.torch import kernels, timing
 from tvmconv.torch.optimize import optimize_within

@@ -37,7 +37,7 @@ from tvmconv.workloads import Workload
 if TYPE_CHECKING:
     from tvmconv.devices import Device
     from tvmconv.search.progress import SearchProgress
-    from tvmconv.search.search import TuneResult
+    from tvmconv.search.result import TuneResult
 
 DEFAULT_LOG = "tuning.jsonl"
 FAILED_STATUS = 1

@@ -10,7 +10,7 @@ from dataclasses import replace
 from tvmconv.deadline import Deadline
 from tvmconv.devices import Device
 from tvmconv.search.options import TuneOptions
-from tvmconv.search.search import TuneResult
+from tvmconv.search.result import TuneResult
 from tvmconv.search.setup import ScheduleSelection, SearchPrefetcher
 from tvmconv.search.time_budget import MIN_SECONDS_TO_REMEASURE, allocate_seconds, select_affordable, sort_by_cost
 from tvmconv.search.tune import ProgressCallback, tune_all

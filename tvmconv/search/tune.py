@@ -13,7 +13,8 @@ from tvmconv.measure.workers import pool
 from tvmconv.measure.workers.pool import prestart_workers
 from tvmconv.search.options import TuneOptions
 from tvmconv.search.progress import SearchProgress
-from tvmconv.search.search import TuneResult, search
+from tvmconv.search.result import TuneResult
+from tvmconv.search.search import search
 from tvmconv.search.setup import ScheduleSelection, SearchPrefetcher
 from tvmconv.tvm_import import can_leave_out_torch, import_tvm
 from tvmconv.workloads import Workload

@@ -28,7 +28,7 @@ from tvmconv.measure.builder import NO_TIME_MESSAGE, BuilderInput, build_all
 from tvmconv.measure.serialization import encode_executable
 from tvmconv.measure.workers.pool import keep_workers_alive, prestart_workers, resolve_num_workers
 from tvmconv.search.options import TuneOptions
-from tvmconv.search.search import SkippedPhase, TuneResult
+from tvmconv.search.result import SkippedPhase, TuneResult
 from tvmconv.search.task_scheduler import tune_tasks
 from tvmconv.search.time_budget import sort_by_cost
 from tvmconv.space import Config
