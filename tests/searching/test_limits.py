@@ -12,6 +12,7 @@ from tvmconv.deadline import SLACK_FRACTION, SLACK_SECONDS, Deadline
 from tvmconv.devices import find_device
 from tvmconv.search.options import TuneOptions
 from tvmconv.search.result import SkippedPhase
+from tvmconv.search.search import EXTRA_FIRST_TRIAL_SECONDS
 from tvmconv.search.task_scheduler import tune_tasks
 from tvmconv.search.time_budget import MIN_TASK_SECONDS
 from tvmconv.search.tune import tune_all
@@ -33,12 +34,21 @@ def longest(seconds):
     return seconds * (1 + SLACK_FRACTION) + SLACK_SECONDS + 0.11
 
 
-@pytest.mark.parametrize("duration", [0.25, 3.0, 30.0])
+@pytest.mark.parametrize("duration", [0.25, 2.0])
 @pytest.mark.parametrize("seconds", [1.0, 8.0])
 def test_a_search_ends_within_its_limit(log, instant, clock, seconds, duration):
     begun, instant.duration = clock.now, lambda trial: duration
     search(log, seconds=seconds, measure_baseline=True, remeasure_best=True)
     assert clock.now - begun <= longest(seconds)
+
+
+@pytest.mark.parametrize("seconds", [1.0, 8.0])
+@pytest.mark.parametrize(("duration", "has_config"), [(6.0, True), (100.0, False)])
+def test_a_search_without_any_config_goes_on_for_some_time(log, instant, clock, seconds, duration, has_config):
+    begun, instant.duration = clock.now, lambda trial: duration
+    tuned = search(log, seconds=seconds, measure_baseline=True, remeasure_best=True)
+    assert clock.now - begun <= longest(seconds) + EXTRA_FIRST_TRIAL_SECONDS
+    assert (SkippedPhase.SEARCH not in tuned.omitted) == has_config
 
 
 def test_a_first_config_is_waited_for_beyond_the_limit(log, instant, clock):

@@ -46,6 +46,8 @@ MAX_FINAL_SECONDS = 2.0  # upper limit of the time that is reserved for final ti
 MAX_FINAL_FRACTION = 0.2  # upper limit of the same time as a fraction of the time limit
 MODEL_LOADING_SECONDS = 3.0  # a tuner loads the libraries of its cost model only if this much time remains
 MAX_NAIVE_SECONDS = 0.03  # longest launch of the naive schedule with which it is timed again together with finalists
+# A search that is cut off without any config was for nothing: on a busy machine, the processes may start that slowly.
+EXTRA_FIRST_TRIAL_SECONDS = 30.0
 FINAL_MEASUREMENT_SECONDS = 0.11  # time of one final timing, its warm-up included
 MAX_BEST_RECORDS = 8 * NUM_FINALISTS  # number of fastest records that are kept, as some may no longer build
 
@@ -128,7 +130,7 @@ class _SearchSession:
         self._best_records: list[Record] = []
         self._final_records: dict[tuple[str, str, str, str], Record] = {}
         self._naive_final_records: list[Record] = []
-        self._hard_deadline = options.hard_deadline
+        self._hard_deadline = self._first_trial_deadline = options.hard_deadline
         self._num_required_trials: int | None = None  # trials to wait for beyond the time; None before the first
         self.skipped_phases: set[SkippedPhase] = set()
 
@@ -185,6 +187,8 @@ class _SearchSession:
         if self._options.seconds is not None:
             own_deadline = Deadline.after(self._options.seconds - elapsed_seconds, started_at)
             self._hard_deadline = find_earliest(own_deadline.cut_off, self._options.hard_deadline)
+            extended_deadline = Deadline(own_deadline.cut_off.end_time + EXTRA_FIRST_TRIAL_SECONDS)
+            self._first_trial_deadline = find_earliest(extended_deadline, self._options.hard_deadline)
         return started_at - elapsed_seconds
 
     def _create_portfolio(self) -> None:
@@ -301,10 +305,11 @@ class _SearchSession:
 
     def _is_time_up(self) -> bool:
         """Return whether the trials are over. Beyond the time limit, the search waits for the first config until it is
-        cut off, and for other configs of the first submission as long as time remains for the final timings. With
-        trials of earlier sessions it does not wait.
+        cut off, which is later than with a config, and for other configs of the first submission as long as time
+        remains for the final timings. With trials of earlier sessions it does not wait.
         """
-        num_trials, hard_deadline = self.progress.num_trials, self._hard_deadline
+        num_trials = self.progress.num_trials
+        hard_deadline = self._hard_deadline if num_trials else self._first_trial_deadline
         if hard_deadline.has_passed or not self._is_past_time() or not num_trials:
             return hard_deadline.has_passed
         is_still_waiting = not self.progress.num_resumed and num_trials < (self._num_required_trials or 1)
