@@ -149,11 +149,13 @@ def late_fork_server(monkeypatch):
 
 
 @pytest.fixture
-def schedule_registry(monkeypatch):
-    """A copy of the schedules' schedule_registry, so that a test's schedules do not outlive it."""
+def schedule_registry():
+    """The registered schedules, restored afterwards, so that those of a test do not outlive it."""
     registry.schedules()
-    monkeypatch.setattr(registry, "_registry", dict(registry._registry))
-    yield registry._registry
+    registered_before = dict(registry.registered_schedules)
+    yield registry.registered_schedules
+    registry.registered_schedules.clear()
+    registry.registered_schedules.update(registered_before)
     registry._load_schedule_packages.cache_clear()
 
 

@@ -18,6 +18,7 @@ from tvmconv.cli import output
 from tvmconv.cli.options import EXAMPLE_WORKLOAD
 from tvmconv.errors import ScheduleError, get_reason, log_traceback
 from tvmconv.reports.tables import Table, TableFormatter
+from tvmconv.schedule_definition import DEVICE_KINDS
 from tvmconv.space import Knob, SplitKnob, format_value
 from tvmconv.tvm_import import import_tvm
 from tvmconv.workloads import Workload
@@ -136,7 +137,7 @@ def _format_cell(entry: dict[str, Any], header: str) -> str:
     if header == "configs":
         return "failed" if entry[header] is None else f"{entry[header]:,}"
     if header == "summary":
-        kinds = f"{' and '.join(entry['kinds'])} only" if len(entry["kinds"]) < len(registry.DEVICE_KINDS) else None
+        kinds = f"{' and '.join(entry['kinds'])} only" if len(entry["kinds"]) < len(DEVICE_KINDS) else None
         since = f"{entry['since']} and later" if entry["since"] else None
         only = f"{entry['only']} only" if entry["only"] else None
         where = ", ".join(filter(None, (kinds, since, only)))
