@@ -194,3 +194,20 @@ def test_a_record_of_a_search_that_was_cut_off_does_not_exclude_predictions(seco
     tuned, *predicted = [Candidate(None, {"number": i}, kernels.TUNED if i == 0 else "predicted") for i in range(9)]
     candidates = provider._next_candidates(w, iter([tuned, *predicted]), index)
     assert candidates == ([tuned] if is_measured else [tuned, *predicted[: kernels.MAX_CANDIDATES - 1]])
+
+
+@pytest.mark.parametrize("num_prepack_kernels", [0, 1])
+def test_a_kernel_that_packs_in_each_call_is_compared_with_those_of_other_schedules(num_prepack_kernels):
+    """Measurements leave the packing out, and in training it is part of each call."""
+    w, h200 = tc.parse("conv2d:64x64x56x56,64x64x3x3,s1,p1,f16,nhwc"), SimpleNamespace(name="H200", target=H200)
+    names = ["winograd_hopper", "hopper", "hopper", "mma_sync", "tensor_core"]
+    records = [SimpleNamespace(schedule=name, config={"number": i}, cost=i * 1e-5) for i, name in enumerate(names, 1)]
+    index = SimpleNamespace(iterate_by_device_match=lambda *_: ((kernels.DeviceMatch.DEVICE, r) for r in records))
+    provider = kernels.make_training_provider(h200, torch.device("cpu"), None, None)
+    for record in records:
+        program = SimpleNamespace(num_prepack_kernels=num_prepack_kernels if record.cost == 1e-5 else 0)
+        provider._built_programs[kernels._config_key(w, record.schedule, record.config)] = program
+    assert provider._load_cached(w, index)
+    provider._build_alternatives([w], index, None)
+    schedules = [kernel.schedule for kernel in provider.available[w.text]]
+    assert schedules == (["winograd_hopper", "hopper", "mma_sync"] if num_prepack_kernels else ["winograd_hopper"])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import hashlib
 import json
@@ -43,6 +44,7 @@ BUILD_SECONDS = 1.0  # approximate time of one build
 NUM_RESERVED_BUILDS = 2  # builds of each workload for which time is reserved
 BUILDER_HANDOVER_SECONDS = 1.0  # time until builders have finished the work of a search
 MAX_CANDIDATES = 4  # kernels to compare for a workload without a measurement on this device
+MAX_ALTERNATIVES = 2  # kernels of other schedules that are compared with one that packs its weight in each call
 # A record that takes longer than these multiples of the roofline's time and seconds is of a search that was cut off.
 MAX_ROOFLINE_RATIO, ROOFLINE_MARGIN_SECONDS = 10.0, 20e-6
 
@@ -85,7 +87,9 @@ class AvailableKernel:
 class KernelProvider:
     """A source of kernels for workloads on tvmconv's device, for tensors of PyTorch's device.
 
-    Its log has earlier measurements, and a search appends to it; None stands for the default log.
+    Its log has earlier measurements, and a search appends to it; None stands for the default log. Measurements exclude
+    the packing of a weight. In training, weights change, and kernels pack them in each call (`packs_in_each_call`).
+    Where the fastest kernel packs its weight, the fastest kernels of other schedules are then available, too.
     """
 
     def __init__(
@@ -94,8 +98,11 @@ class KernelProvider:
         torch_device: torch.device,
         log: str | os.PathLike[str] | None,
         on_progress: Callable[[str], None],
+        *,
+        packs_in_each_call: bool = False,
     ) -> None:
         self.device, self.torch_device = device, torch_device
+        self._packs_in_each_call = packs_in_each_call
         self._log, self._on_progress = log, on_progress
         self.available: dict[str, list[AvailableKernel]] = {}  # by the workload's text, the most promising first
         self.failure_reasons: dict[str, str] = {}  # reasons why workloads have no kernel
@@ -123,6 +130,8 @@ class KernelProvider:
                 self._record_index = None  # the search has appended records
             record_index = self.read_record_index(deadline)
             self._build_candidates(sort_by_cost(workloads, self.device), record_index, deadline)
+            if self._packs_in_each_call:
+                self._build_alternatives(sort_by_cost(workloads, self.device), record_index, deadline)
 
     def read_record_index(self, deadline: Deadline | None) -> RecordIndex:
         """Return the records of the log and of the packaged logs; with a deadline, the log need not exist."""
@@ -203,6 +212,44 @@ class KernelProvider:
                 if workload in tried_workloads and workload.text not in self.available
             }
 
+    def _build_alternatives(
+        self, workloads: list[Workload], record_index: RecordIndex, deadline: Deadline | None
+    ) -> None:
+        """Build the fastest kernels of other schedules for each workload whose fastest measured kernel packs a weight.
+
+        They are added behind that kernel. Their schedules may pack the weight as well, with other costs.
+        """
+        batch: list[tuple[Workload, Candidate]] = []
+        for workload in workloads:
+            kernels = self.available.get(workload.text, [])
+            if not any(kernel.config_source == TUNED and kernel.program.num_prepack_kernels for kernel in kernels):
+                continue
+            for candidate in self._list_alternatives(workload, record_index, {kernel.schedule for kernel in kernels}):
+                program = self._find_built(workload, candidate.schedule.name, candidate.config)
+                if program is None:
+                    batch.append((workload, candidate))
+                else:
+                    self._add_kernel(workload, candidate.schedule.name, TUNED, program)
+        if batch:
+            self._build_batch(batch, deadline)
+
+    def _list_alternatives(
+        self, workload: Workload, record_index: RecordIndex, known_schedules: set[str]
+    ) -> list[Candidate]:
+        """Return the fastest configs of up to `MAX_ALTERNATIVES` further schedules that were measured on the device."""
+        names = set(known_schedules)
+        alternatives: list[Candidate] = []
+        for device_match, record in record_index.iterate_by_device_match(workload, self.device):
+            if device_match is not DeviceMatch.DEVICE or len(alternatives) == MAX_ALTERNATIVES:
+                break
+            if record.schedule in names:
+                continue
+            names.add(record.schedule)
+            with contextlib.suppress(ScheduleError):  # the schedule no longer exists or applies
+                schedule = registry.find_schedule(workload, record.schedule)
+                alternatives.append(Candidate(schedule, record.config, TUNED, record.cost))
+        return alternatives
+
     def _build_batch(self, batch: list[tuple[Workload, Candidate]], deadline: Deadline | None) -> None:
         """Build candidates; the first one of each workload may be built until the deadline's cut-off."""
         results = build_all(
@@ -240,15 +287,18 @@ class KernelProvider:
         record = self._find_measured_record(workload, record_index)
         if record is None:
             return False
-        program = self._built_programs.get(_config_key(workload, record.schedule, record.config))
-        if program is not None:
-            schedule = registry.find_schedule(workload, record.schedule)
-            kernel_cache.store(workload, schedule, record.config, self.device, program)
-        else:
-            program = kernel_cache.lookup(workload, record.schedule, record.config, self.device)
+        program = self._find_built(workload, record.schedule, record.config)
         if program is not None:
             self._add_kernel(workload, record.schedule, TUNED, program)
         return program is not None
+
+    def _find_built(self, workload: Workload, schedule_name: str, config: Config) -> Executable | None:
+        """Return a kernel from the search's results, which is then cached, or from the cache."""
+        program = self._built_programs.get(_config_key(workload, schedule_name, config))
+        if program is None:
+            return kernel_cache.lookup(workload, schedule_name, config, self.device)
+        kernel_cache.store(workload, registry.find_schedule(workload, schedule_name), config, self.device, program)
+        return program
 
     def _next_candidates(
         self, workload: Workload, candidates: Iterator[Candidate], record_index: RecordIndex
@@ -265,6 +315,16 @@ class KernelProvider:
         except Error as error:  # no schedule computes it on this device
             self.failure_reasons[workload.text] = str(error)
             return []
+
+
+def make_training_provider(
+    device: Device,
+    torch_device: torch.device,
+    log: str | os.PathLike[str] | None,
+    on_progress: Callable[[str], None] | None,
+) -> KernelProvider:
+    """Return a provider of kernels whose weights change from call to call."""
+    return KernelProvider(device, torch_device, log, on_progress or (lambda text: None), packs_in_each_call=True)
 
 
 def _config_key(workload: Workload, schedule: str, config: Config) -> str:

@@ -20,7 +20,7 @@ from tvmconv.torch.conv_call import FORWARD_STATS, STATS_IN_GRAPHS, ConvCall, ma
 from tvmconv.torch.device_match import find_common_device, find_device_for
 from tvmconv.torch.functional import record_calls
 from tvmconv.torch.kernel_table import RecordedCall, table
-from tvmconv.torch.kernels import KernelProvider
+from tvmconv.torch.kernels import make_training_provider
 from tvmconv.torch.product_selection import ProductTask, collect_tasks, fill_table, make_reports
 from tvmconv.torch.report import PYTORCH_NAME
 from tvmconv.torch.selection import ChooseMode, validate_choice
@@ -82,7 +82,7 @@ def tune(
         names = ", ".join(sorted(map(str, found_devices))) or "no device"
         raise ModelError(f"the recorded calls are on {names}: expected one")
     torch_device = found_devices.pop()
-    provider = KernelProvider(find_device_for(torch_device, device), torch_device, log, progress or (lambda text: None))
+    provider = make_training_provider(find_device_for(torch_device, device), torch_device, log, progress)
     tasks = collect_tasks(calls)
     with torch.no_grad(), _select_device(torch_device):
         notes = fill_table(tasks, provider, choose, deadline)
@@ -102,7 +102,7 @@ def optimize_training(
     """Return a trainable copy of a model, as `optimize(train=True)` documents it."""
     arguments = example if isinstance(example, tuple) else (example,)
     torch_device = find_common_device(model, arguments)
-    provider = KernelProvider(find_device_for(torch_device, device), torch_device, log, progress or (lambda text: None))
+    provider = make_training_provider(find_device_for(torch_device, device), torch_device, log, progress)
     trainable = make_trainable(model)
     with torch.inference_mode(False), _select_device(torch_device):
         with record_calls() as calls:

@@ -17,7 +17,7 @@ from tvmconv.deadline import Deadline
 from tvmconv.torch.device_match import find_device_for
 from tvmconv.torch.functional import convolve, convolve_by_operator, record_calls
 from tvmconv.torch.kernel_table import RecordedCall, table
-from tvmconv.torch.kernels import KernelProvider
+from tvmconv.torch.kernels import make_training_provider
 from tvmconv.torch.product_selection import collect_tasks, fill_table, make_reports
 from tvmconv.torch.selection import ChooseMode
 from tvmconv.torch.training_report import TrainingReport
@@ -58,7 +58,7 @@ def insert_operators(
         return gm
     (torch_device,) = torch_devices
     device = find_device_for(torch_device, None)
-    provider = KernelProvider(device, torch_device, log, lambda text: _logger.debug("%s", text))
+    provider = make_training_provider(device, torch_device, log, lambda text: _logger.debug("%s", text))
     tasks = collect_tasks(calls)
     with torch.no_grad():
         notes = fill_table(tasks, provider, choose, deadline)
