@@ -37,6 +37,7 @@ from tvmconv.torch.layer import is_tf32_allowed
 PLAIN_TENSORS = (torch.Tensor, torch.nn.Parameter)
 SPATIAL_NDIMS = (1, 2, 3)
 MAX_CACHED_CALLS = 4096
+OTHER_CALL_MESSAGE = "a compiled convolution has another dtype or shape than when its graph was captured"
 
 IntOrSizes = int | Sequence[int]
 
@@ -343,8 +344,25 @@ def convolve_by_operator(
     """Compute a convolution by the operator, also of tensors that stand for others while a graph is compiled."""
     call = _make_call(x, weight, bias, stride, padding, dilation, groups, output_padding)
     if call is None:
-        raise Error("a compiled convolution has another dtype or shape than when its graph was captured")
+        raise Error(OTHER_CALL_MESSAGE)
     return run_operator(x, weight, bias, call)
+
+
+def convolve_with_stats_by_operator(
+    x: torch.Tensor,
+    weight: torch.Tensor,
+    bias: None,
+    stride: IntOrSizes,
+    padding: IntOrSizes | str,
+    dilation: IntOrSizes,
+    groups: int,
+    output_padding: None = None,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Compute a convolution and the statistics of its output by the operator; the arguments are as those above."""
+    call = _make_call(x, weight, bias, stride, padding, dilation, groups, output_padding)
+    if call is None:
+        raise Error(OTHER_CALL_MESSAGE)
+    return run_operator_with_stats(x, weight, call)
 
 
 def _find_call(x: Any, weight: Any, bias: Any, *options: Any) -> ConvCall | None:

@@ -92,7 +92,7 @@ class GraphView:
         (reader,) = readers
         if affine := match_affine(reader, last_node, self.modules, self.constants, site.conv):
             return AFTER_ACTIVATION if site.epilogue_names else FusionStep((reader,), affine=affine)
-        if not _is_sum(reader):
+        if not is_sum(reader):
             return NO_KERNEL
         if ADD in site.epilogue_names:
             return TWICE
@@ -174,7 +174,7 @@ class GraphView:
         return str(node.target) if node.op == "call_method" else getattr(node.target, "__name__", str(node.target))
 
 
-def _is_sum(node: fx.Node) -> bool:
+def is_sum(node: fx.Node) -> bool:
     """Return whether a node adds two values, without a factor."""
     targets: tuple[Any, ...] = ADD_METHODS if node.op == "call_method" else ADD_FUNCTIONS
     is_call = node.op in ("call_function", "call_method")

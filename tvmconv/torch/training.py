@@ -223,12 +223,12 @@ def _mark_normalized(model: torch.nn.Module, calls: Sequence[RecordedCall], devi
 
     def is_normalized(recorded: RecordedCall) -> bool:
         layer = layers.get(recorded.path)
-        return bool(getattr(layer, "normalized_by", "")) and _can_return_stats(recorded.call, device)
+        return bool(getattr(layer, "normalized_by", "")) and can_return_stats(recorded.call, device)
 
     return [replace(recorded, is_normalized=is_normalized(recorded)) for recorded in calls]
 
 
-def _can_return_stats(call: ConvCall, device: Device) -> bool:
+def can_return_stats(call: ConvCall, device: Device) -> bool:
     """Return whether a schedule on the device returns the statistics of a convolution's output."""
     if device.kind != "cuda" or not call.channels_last or call.transposed:
         return False

@@ -1,31 +1,39 @@
 """Graphs with gradients under the backend `tvmconv` of `torch.compile`.
 
-The convolutions whose products have faster kernels become calls of the operator `tvmconv::convolution`. The other
-backend differentiates and compiles the graph, and finds the gradients of the operator, which are operators as well.
+The convolutions whose products have faster kernels become calls of the operator `tvmconv::convolution`, and batch
+normalizations between convolutions those of `batch_norm_operators.py`. The other backend differentiates and compiles
+the graph, and finds the gradients of the operators, which are operators as well.
 """
 
 from __future__ import annotations
 
 import logging
+import operator
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import torch
 from torch import fx
 
 from tvmconv.deadline import Deadline
+from tvmconv.torch.batch_norm_fusion import NormSite, find_norm_sites, replace_norm_sites
+from tvmconv.torch.conv_call import STATS_IN_GRAPHS
 from tvmconv.torch.device_match import find_device_for
-from tvmconv.torch.functional import convolve, convolve_by_operator, record_calls
+from tvmconv.torch.functional import convolve, convolve_by_operator, convolve_with_stats_by_operator, record_calls
 from tvmconv.torch.kernel_table import RecordedCall, table
 from tvmconv.torch.kernels import make_training_provider
 from tvmconv.torch.product_selection import collect_tasks, fill_table, make_reports
 from tvmconv.torch.selection import ChooseMode
+from tvmconv.torch.shape_recorder import ShapeRecorder
+from tvmconv.torch.training import can_return_stats
 from tvmconv.torch.training_report import TrainingReport
 
 CONVOLUTION_NAMES = ("input", "weight", "bias", "stride", "padding", "dilation", "groups")
 TRANSPOSED_NAMES = ("input", "weight", "bias", "stride", "padding", "output_padding", "groups", "dilation")
 DEFAULTS = {"bias": None, "stride": 1, "padding": 0, "dilation": 1, "groups": 1}
 CONVOLUTIONS = {torch.conv1d, torch.conv2d, torch.conv3d}
+MIN_CAPABILITY = (8, 0)  # of GPUs that convert float32 to bfloat16, as the kernels of batch normalizations do
 TRANSPOSED_CONVOLUTIONS = {torch.conv_transpose1d, torch.conv_transpose2d, torch.conv_transpose3d}
 
 _logger = logging.getLogger("tvmconv.torch")
@@ -52,39 +60,65 @@ def insert_operators(
     is_static = all(isinstance(value, torch.Tensor) for value in inputs)
     if not is_static or not any(_is_convolution(node) for node in gm.graph.nodes):
         return gm
-    calls = _record(gm, inputs)
+    recorder, calls = _record(gm, inputs)
     torch_devices = {recorded.call.device for recorded in calls}
     if len(torch_devices) != 1:
         return gm
     (torch_device,) = torch_devices
     device = find_device_for(torch_device, None)
     provider = make_training_provider(device, torch_device, log, lambda text: _logger.debug("%s", text))
+    sites = []
+    if _has_norm_kernels(torch_device) or choose == "tuned":
+        sites = find_norm_sites(gm.graph, recorder.metadata, _is_convolution)
+    normalized_names = {site.input.name for site in sites}
+    calls = [
+        replace(each, is_normalized=each.path in normalized_names and can_return_stats(each.call, device))
+        for each in calls
+    ]
     tasks = collect_tasks(calls)
     with torch.no_grad():
         notes = fill_table(tasks, provider, choose, deadline)
     _logger.info("%s", TrainingReport(make_reports(tasks), notes=tuple(notes)))
-    return _replace_nodes(gm, {recorded.path for recorded in calls if recorded.call in table.calls})
+    names = {recorded.path for recorded in calls if recorded.call in table.calls}
+    names_with_stats = {
+        each.path for each in calls if each.is_normalized and table.find(STATS_IN_GRAPHS, each.call) is not None
+    }
+    return _replace_nodes(gm, names, names_with_stats, sites)
 
 
-class _Recorder(fx.Interpreter):
-    """An interpreter that records the convolutions of a graph by the names of their nodes."""
+def _has_norm_kernels(torch_device: torch.device) -> bool:
+    return torch_device.type == "cuda" and torch.cuda.get_device_capability(torch_device) >= MIN_CAPABILITY
+
+
+class _Recorder(ShapeRecorder):
+    """An interpreter that records the convolutions of a graph by the names of their nodes, and all metadata."""
+
+    def __init__(self, graph: fx.GraphModule) -> None:
+        super().__init__(graph)
+        self._node: fx.Node | None = None  # the node that is running
 
     def run_node(self, n: fx.Node) -> Any:
-        """Run a node; a convolution is recorded and run by PyTorch."""
-        if not _is_convolution(n):
-            return super().run_node(n)
-        arguments = self.map_nodes_to_values((_bind(n),), n)[0]
-        function: Any = n.target
-        return convolve(function, *arguments, path=n.name, uses_operator=False)
+        """Run a node and record the metadata of its result."""
+        self._node = n
+        return super().run_node(n)
+
+    def call_function(self, target: Any, args: Any, kwargs: Any) -> Any:
+        """Run a function; a convolution is recorded and run by PyTorch."""
+        node = self._node
+        if node is None or not _is_convolution(node):
+            return super().call_function(target, args, kwargs)
+        arguments = self.map_nodes_to_values((_bind(node),), node)[0]
+        return convolve(target, *arguments, path=node.name, uses_operator=False)
 
 
-def _record(gm: fx.GraphModule, inputs: Sequence[Any]) -> list[RecordedCall]:
-    """Run a graph on copies of its inputs, to which it may write, and return the recorded calls."""
+def _record(gm: fx.GraphModule, inputs: Sequence[Any]) -> tuple[_Recorder, list[RecordedCall]]:
+    """Run a graph on copies of its inputs, to which it may write; return the metadata and the recorded calls."""
     arguments = [value if isinstance(value, torch.nn.Parameter) else _clone(value) for value in inputs]
     devices = [torch.cuda.current_device()] if torch.cuda.is_available() else []
+    recorder = _Recorder(gm)
     with record_calls() as calls, torch.random.fork_rng(devices):
-        _Recorder(gm).run(*arguments)
-    return calls
+        recorder.run(*arguments)
+    return recorder, calls
 
 
 def _clone(tensor: torch.Tensor) -> torch.Tensor:
@@ -104,17 +138,38 @@ def _bind(node: fx.Node) -> tuple[Any, ...]:
     return *options, values.get("output_padding", 0) if is_transposed else None
 
 
-def _replace_nodes(gm: fx.GraphModule, names: set[str]) -> fx.GraphModule:
-    """Return a copy of a graph in which the named convolutions are calls of the operator."""
-    if not names:
+def _replace_nodes(
+    gm: fx.GraphModule, names: set[str], names_with_stats: set[str], sites: Sequence[NormSite]
+) -> fx.GraphModule:
+    """Return a copy of a graph in which operators compute the named convolutions and the sites.
+
+    Convolutions of `names_with_stats` return the statistics of their output as well.
+    """
+    if not names and not sites:
         return gm
     graph = fx.Graph()
     copies: dict[fx.Node, Any] = {}
     output = graph.graph_copy(gm.graph, copies)
     graph.output(output)
-    for node, copied_node in copies.items():
+    stats: dict[fx.Node, fx.Node] = {}
+    for node in list(copies):
         if node.name in names and _is_convolution(node):
+            copied_node = copies[node]
             copied_node.args, copied_node.kwargs = fx.map_arg(_bind(node), copies.__getitem__), {}
             copied_node.target = convolve_by_operator
+            if node.name in names_with_stats:
+                stats[node] = _return_stats(copied_node)
+    replace_norm_sites(graph, sites, copies, stats)
     graph.lint()
     return fx.GraphModule(gm, graph)
+
+
+def _return_stats(node: fx.Node) -> fx.Node:
+    """Have a convolution return the statistics of its output as well, and return their node."""
+    graph = node.graph
+    node.target = convolve_with_stats_by_operator
+    with graph.inserting_after(node):
+        stats = graph.call_function(operator.getitem, (node, 1))
+        y = graph.call_function(operator.getitem, (node, 0))
+    node.replace_all_uses_with(y, delete_user_cb=lambda user: user not in (stats, y))
+    return stats

@@ -1,0 +1,210 @@
+"""Batch normalizations in graphs with gradients that the operators of `batch_norm_operators.py` compute.
+
+A site is a normalization in training of a convolution's output, with the sum and the activation after it. Operators
+compute it if everything around it runs in kernels of its own as well: the convolution before it, and all readers of its
+result, which are convolutions, poolings, and sums of other sites. Elsewhere the compiler fuses the normalization and
+its gradients with the operations around it, and needs as few passes over memory.
+"""
+
+from __future__ import annotations
+
+import math
+import operator
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import fx
+from torch.nn import functional
+
+from tvmconv.torch.batch_norm_operators import normalize_in_graph
+from tvmconv.torch.channel_affine import NORM_ARGUMENTS
+from tvmconv.torch.conv_call import KERNEL_DTYPES
+from tvmconv.torch.conv_site import Metadata
+from tvmconv.torch.fusion_steps import IN_PLACE_ADDS, is_in_place_write, is_sum
+from tvmconv.workloads.layout import CHANNELS_LAST
+
+DEFAULTS = {"weight": None, "bias": None, "training": False, "momentum": 0.1, "eps": 1e-5}
+POOLING_NAMES = {f"{kind}_pool{ndim}d" for kind in ("avg", "max", "adaptive_avg", "adaptive_max") for ndim in (1, 2, 3)}
+RELU6_BOUNDS = (0.0, 6.0)  # arguments of `hardtanh`
+ACTIVATION_NAMES: dict[Any, str] = {
+    **dict.fromkeys((functional.relu, torch.relu, torch.relu_, "relu", "relu_"), "relu"),
+    functional.relu6: "relu6",
+    functional.hardtanh: "relu6",
+    functional.silu: "silu",
+    functional.hardswish: "hardswish",
+}
+
+IsConvolution = Callable[[fx.Node], bool]
+
+
+@dataclass
+class NormSite:
+    """A batch normalization, with the sum and the activation after it."""
+
+    norm: fx.Node
+    arguments: Mapping[str, Any]  # of the normalization by name
+    sum_node: fx.Node | None = None
+    residual: fx.Node | None = None  # other operand of the sum
+    activation: str = ""  # name of the activation; "" for none
+    last: fx.Node | None = None  # node whose result the site computes
+
+    @property
+    def input(self) -> fx.Node:
+        """Node of the convolution's output."""
+        node: fx.Node = self.arguments["input"]
+        return node
+
+    @property
+    def result(self) -> fx.Node:
+        """Node whose result the site computes."""
+        return self.last or self.norm
+
+
+def find_norm_sites(graph: fx.Graph, metadata: Metadata, is_convolution: IsConvolution) -> list[NormSite]:
+    """Return the sites of a graph that operators should compute, in the order of the normalizations.
+
+    Args:
+        graph: The graph.
+        metadata: Metadata of the results of its nodes in a run.
+        is_convolution: Function that returns whether a node is a convolution.
+    """
+    order = {node: number for number, node in enumerate(graph.nodes)}
+    sites: list[NormSite] = []
+    for node in graph.nodes:
+        arguments = bind_training_norm(node)
+        if arguments and is_convolution(arguments["input"]) and _has_kernels(arguments["input"], metadata):
+            site = _extend(NormSite(node, arguments), metadata, {each.sum_node for each in sites})
+            if not _is_overwritten(site, order, metadata):
+                sites.append(site)
+    while True:
+        sums = {(site.sum_node, site.residual) for site in sites}
+        valid = [
+            site
+            for site in sites
+            if all(
+                (reader, site.result) in sums or _is_kernel(reader, site.result, is_convolution)
+                for reader in site.result.users
+            )
+        ]
+        if len(valid) == len(sites):
+            return sites
+        sites = valid
+
+
+def bind_training_norm(node: fx.Node) -> dict[str, Any] | None:
+    """Return the arguments of a batch normalization in training by name; None for other nodes."""
+    if node.target is not functional.batch_norm:
+        return None
+    arguments = {**DEFAULTS, **dict(zip(NORM_ARGUMENTS, node.args, strict=False)), **node.kwargs}
+    is_constant = all(isinstance(arguments[name], float) for name in ("momentum", "eps"))
+    return arguments if arguments["training"] is True and is_constant else None
+
+
+def _has_kernels(node: fx.Node, metadata: Metadata) -> bool:
+    """Return whether the operators' kernels can read a tensor; they need several elements per channel."""
+    found = metadata.get(node)
+    return (
+        found is not None
+        and found.dtype in KERNEL_DTYPES
+        and found.layout == CHANNELS_LAST
+        and math.prod(found.shape) > found.shape[1]
+    )
+
+
+def _extend(site: NormSite, metadata: Metadata, used_sums: set[fx.Node | None]) -> NormSite:
+    """Add the sum and the activation after a normalization to a site."""
+    reader = _find_reader(site.norm)
+    if reader is not None and is_sum(reader) and reader not in used_sums:
+        others = [arg for arg in reader.args if arg is not site.norm]
+        first, second = (metadata.get(each) for each in (site.norm, others[0] if len(others) == 1 else None))
+        is_alike = first and second and (first.shape, first.dtype) == (second.shape, second.dtype)
+        overwrites_residual = reader.target in IN_PLACE_ADDS and reader.args[0] is not site.norm
+        if is_alike and not overwrites_residual:
+            site.sum_node, site.residual, site.last = reader, others[0], reader
+            reader = _find_reader(reader)
+    if reader is not None and (activation := _match_activation(reader)):
+        site.activation, site.last = activation, reader
+    return site
+
+
+def _find_reader(node: fx.Node) -> fx.Node | None:
+    """Return the only reader of a node; None if there are several."""
+    return next(iter(node.users)) if len(node.users) == 1 else None
+
+
+def _match_activation(node: fx.Node) -> str:
+    """Return the name of an activation that operators compute, in place or not; "" for other nodes."""
+    name = ACTIVATION_NAMES.get(node.target, "")
+    is_hardtanh = node.target is functional.hardtanh
+    if is_hardtanh and (*node.args[1:3], *map(node.kwargs.get, ("min_val", "max_val")))[:2] != RELU6_BOUNDS:
+        return ""
+    return name
+
+
+def _is_overwritten(site: NormSite, order: Mapping[fx.Node, int], metadata: Metadata) -> bool:
+    """Return whether a node before the end of a site may write to what the operators read there."""
+    own_nodes = (site.norm, site.sum_node, site.last)
+    read = [metadata.get(node) for node in (site.input, site.residual) if node is not None]
+    memories = {each and each.memory for each in read}
+    for node in list(order)[order[site.input] + 1 : order[site.result]]:
+        if node in own_nodes or not is_in_place_write(node, {}):
+            continue
+        written = metadata.get(node.args[0]) if node.args and isinstance(node.args[0], fx.Node) else None
+        if written is None or None in memories or "out" in node.kwargs or written.memory in memories:
+            return True
+    return False
+
+
+def _is_kernel(reader: fx.Node, node: fx.Node, is_convolution: IsConvolution) -> bool:
+    """Return whether a reader of a node is a convolution of it or a pooling, which runs in a kernel of its own."""
+    name = getattr(reader.target, "__name__", "")
+    is_input = bool(reader.args) and reader.args[0] is node and node not in reader.args[1:]
+    return is_input and (is_convolution(reader) or name in POOLING_NAMES)
+
+
+def replace_norm_sites(
+    graph: fx.Graph,
+    sites: Sequence[NormSite],
+    copies: Mapping[fx.Node, fx.Node],
+    stats: Mapping[fx.Node, fx.Node],
+) -> None:
+    """Compute sites by operators in a copy of their graph.
+
+    Args:
+        graph: The copy, which is changed.
+        sites: The sites.
+        copies: Nodes of the copy by those of the sites' graph.
+        stats: Nodes of the copy with statistics, by the convolutions of the sites' graph that return them.
+    """
+    replaced: dict[fx.Node, fx.Node] = {}  # new results by the sites' results
+    stand_ins = {}  # stand-ins of results that have a further reader, by the sites' results
+    order = {node: number for number, node in enumerate(copies)}
+
+    def convert(value: Any) -> Any:
+        return replaced.get(value) or copies[value] if isinstance(value, fx.Node) else value
+
+    for site in sorted(sites, key=lambda site: order[site.result]):
+        arguments = {name: convert(value) for name, value in site.arguments.items()}
+        running = arguments["running_mean"], arguments["running_var"]
+        values = [
+            replaced.get(site.input, arguments["input"]),
+            stats.get(site.input),
+            None if None in running else running,
+        ]
+        values += [arguments[name] for name in ("weight", "bias", "momentum", "eps")]
+        # A stand-in has one gradient, and therefore one reader.
+        values += [site.activation, convert(site.residual), stand_ins.pop(site.residual, None)]
+        last = copies[site.result]
+        with graph.inserting_after(last):
+            pair = graph.call_function(normalize_in_graph, tuple(values))
+        with graph.inserting_after(pair):
+            stand_in = graph.call_function(operator.getitem, (pair, 1))
+            replaced[site.result] = graph.call_function(operator.getitem, (pair, 0))
+        if len(site.result.users) > 1:
+            stand_ins[site.result] = stand_in
+        last.replace_all_uses_with(replaced[site.result])
+        for node in dict.fromkeys((site.result, site.sum_node, site.norm)):
+            if node is not None:
+                graph.erase_node(copies[node])

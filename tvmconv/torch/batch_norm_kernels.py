@@ -1,0 +1,180 @@
+"""Launches of the kernels of batch normalizations in training, on tensors of an NVIDIA GPU that are channels last."""
+
+from __future__ import annotations
+
+import functools
+import math
+import struct
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+
+from tvmconv.arithmetic import ceil_div
+from tvmconv.compiler import nvrtc
+from tvmconv.compiler.executable import LaunchConfig
+from tvmconv.devices.cuda.function import CudaFunction
+from tvmconv.torch.batch_norm_source import (
+    COMBINED_CHANNELS,
+    COMBINING_THREADS,
+    ROWS_IN_FLIGHT,
+    THREADS,
+    make_source,
+)
+from tvmconv.torch.conv_call import KERNEL_DTYPES
+from tvmconv.torch.launch import make_context_current
+
+VECTOR_BYTES = 16  # largest access of a thread
+MAX_COLUMNS = 32  # threads of a CTA with different channels: 512 contiguous bytes of a row
+CTAS_PER_MULTIPROCESSOR = 2  # of the kernels that read the arrays
+
+
+@dataclass(frozen=True)
+class _Grid:
+    """The division of an array (rows, channels) among the threads of a GPU."""
+
+    rows: int
+    channels: int
+    columns: int  # threads of a CTA with different channels
+    grid: tuple[int, int]  # CTAs along the channels, and along the rows
+
+    @classmethod
+    def for_tensor(cls, x: torch.Tensor, vector: int) -> _Grid:
+        """Return the division of a tensor, such that all CTAs run at the same time."""
+        channels = x.shape[1]
+        vectors = channels // vector
+        num_groups = ceil_div(vectors, MAX_COLUMNS)
+        columns, rows = ceil_div(vectors, num_groups), x.numel() // channels
+        num_ctas = CTAS_PER_MULTIPROCESSOR * torch.cuda.get_device_properties(x.device).multi_processor_count
+        max_parts = ceil_div(rows, ROWS_IN_FLIGHT * (THREADS // columns))
+        return cls(rows, channels, columns, (num_groups, max(1, min(num_ctas // num_groups, max_parts))))
+
+    @property
+    def launch(self) -> LaunchConfig:
+        """Launch of a kernel that reads the array."""
+        return LaunchConfig((*self.grid, 1), (self.columns, THREADS // self.columns, 1))
+
+    @property
+    def combining_launch(self) -> LaunchConfig:
+        """Launch of a kernel that adds up the workspace of a reduction."""
+        return LaunchConfig(
+            (ceil_div(self.channels, COMBINED_CHANNELS), 1, 1), (COMBINED_CHANNELS, COMBINING_THREADS, 1)
+        )
+
+    def allocate_workspace(self, x: torch.Tensor) -> torch.Tensor:
+        """Return memory for the sums of a reduction."""
+        return torch.empty(self.grid[1], 2, self.channels, dtype=torch.float32, device=x.device)
+
+
+def compute_stats(x: torch.Tensor) -> torch.Tensor:
+    """Return mean and biased variance of each channel, of shape (2, channels), in float32."""
+    vector = _count_vector_elements(x)
+    kernels, grid = _load_kernels(x.device, x.dtype, "", vector, False, False), _Grid.for_tensor(x, vector)
+    stats = torch.empty(2, grid.channels, dtype=torch.float32, device=x.device)
+    workspace = grid.allocate_workspace(x)
+    kernels.launch("sum_elements", grid.launch, [x, workspace, grid.rows, grid.channels])
+    numbers = [grid.grid[1], grid.rows, grid.channels]
+    kernels.launch("finish_stats", grid.combining_launch, [x, workspace, stats, *numbers])
+    return stats
+
+
+def apply(
+    x: torch.Tensor,
+    residual: torch.Tensor | None,
+    stats: torch.Tensor,
+    weight: torch.Tensor | None,
+    bias: torch.Tensor | None,
+    eps: float,
+    activation: str,
+) -> torch.Tensor:
+    """Return activation(normalized x + residual)."""
+    vector = _count_vector_elements(x, residual)
+    kernels = _load_kernels(x.device, x.dtype, activation, vector, residual is not None, False)
+    grid, z = _Grid.for_tensor(x, vector), torch.empty_like(x)
+    kernels.launch("apply", grid.launch, [x, residual, z, stats, weight, bias, grid.rows, grid.channels, eps])
+    return z
+
+
+def differentiate(
+    gradients: Sequence[torch.Tensor],
+    x: torch.Tensor,
+    residual: torch.Tensor | None,
+    stats: torch.Tensor,
+    weight: torch.Tensor | None,
+    bias: torch.Tensor | None,
+    eps: float,
+    activation: str,
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor | None]:
+    """Return the gradient of x, those of weight and bias of shape (2, channels), and that of the residual.
+
+    Args:
+        gradients: One or two tensors, whose sum is the gradient of the result.
+        x: Input of the normalization.
+        residual: Summand of its result before the activation; None for none.
+        stats: Mean and biased variance of each channel.
+        weight: Factor of each channel; None for 1.
+        bias: Summand of each channel; None for 0.
+        eps: Summand of the variance.
+        activation: Name of the activation.
+    """
+    vector = _count_vector_elements(x, residual, *gradients)
+    kernels = _load_kernels(x.device, x.dtype, activation, vector, residual is not None, len(gradients) > 1)
+    grid, dx = _Grid.for_tensor(x, vector), torch.empty_like(x)
+    dresidual = None if residual is None else torch.empty_like(x)
+    parameter_gradients = torch.empty(2, grid.channels, dtype=torch.float32, device=x.device)
+    workspace = grid.allocate_workspace(x)
+    first, second = gradients if len(gradients) > 1 else (*gradients, None)
+    parameters = [stats, weight, bias, grid.rows, grid.channels, eps]
+    kernels.launch("sum_gradients", grid.launch, [x, residual, first, second, dresidual, workspace, *parameters])
+    numbers = [grid.grid[1], grid.channels, eps]
+    kernels.launch("finish_gradients", grid.combining_launch, [workspace, stats, parameter_gradients, *numbers])
+    if dresidual is not None:
+        first, second = dresidual, None
+    kernels.launch("apply_gradients", grid.launch, [x, first, second, dx, parameter_gradients, *parameters])
+    return dx, parameter_gradients, dresidual
+
+
+def _count_vector_elements(*tensors: torch.Tensor | None) -> int:
+    """Return the elements of the largest access that divides the channels and suits the addresses of all tensors."""
+    found = [tensor for tensor in tensors if tensor is not None]
+    itemsize = found[0].element_size()
+    nbytes = math.gcd(VECTOR_BYTES, found[0].shape[1] * itemsize, *(tensor.data_ptr() for tensor in found))
+    return max(1, nbytes // itemsize)
+
+
+class _Kernels:
+    """The loaded kernels of one source."""
+
+    def __init__(self, device: torch.device, cubin: nvrtc.Cubin) -> None:
+        self._device = device
+        self._functions = {name: CudaFunction(cubin.image, name) for name in cubin.kernels}
+
+    def launch(self, name: str, shape: LaunchConfig, parameters: Sequence[torch.Tensor | int | float | None]) -> None:
+        """Queue a kernel on the current stream."""
+        stream = torch.cuda.current_stream(self._device).cuda_stream
+        with torch.cuda.device(self._device):
+            make_context_current(torch.cuda.current_device())
+            self._functions[name].launch(shape, [_encode(parameter) for parameter in parameters], stream)
+
+
+@functools.cache
+def _load_kernels(
+    device: torch.device, dtype: torch.dtype, activation: str, vector: int, has_residual: bool, has_second: bool
+) -> _Kernels:
+    """Return the kernels on a device; they must not be loaded during a graph capture."""
+    source = make_source(
+        KERNEL_DTYPES[dtype], activation, vector=vector, has_residual=has_residual, has_second=has_second
+    )
+    major, minor = torch.cuda.get_device_capability(device)
+    with torch.cuda.device(device):
+        make_context_current(torch.cuda.current_device())
+        return _Kernels(device, nvrtc.compile_cubin(source, f"sm_{major}{minor}"))
+
+
+def _encode(parameter: torch.Tensor | int | float | None) -> int:
+    """Return the bits of a parameter: an address, an integer or a float32 number."""
+    if isinstance(parameter, torch.Tensor):
+        return parameter.data_ptr()
+    if isinstance(parameter, float):
+        return int.from_bytes(struct.pack("<f", parameter), "little")
+    return parameter or 0

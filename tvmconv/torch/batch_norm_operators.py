@@ -1,0 +1,235 @@
+"""Operators of batch normalizations in training with the sum and the activation after them, for compiled graphs.
+
+| operator | computes |
+| --- | --- |
+| `tvmconv::batch_norm_stats` | mean and biased variance of each channel, of shape (2, channels) |
+| `tvmconv::batch_norm_act` | z = activation(normalized x + residual) from given statistics |
+| `tvmconv::batch_norm_act_backward` | gradients of x, of weight and bias, and of the residual |
+
+A compiler would write these reductions and sums in its own kernels; those of `batch_norm_source.py` read each tensor as
+rarely as possible. On the CPU, PyTorch computes the operators.
+
+In a residual network, z has two readers: a convolution, and the sum with a later result. Their gradients would be added
+in a pass of its own. `batch_norm_act` therefore returns a stand-in of z as well, a tensor of its shape with one element
+in memory. The later sum takes the stand-in for the gradient, and z itself, detached, for the values. Both gradients
+then reach the backward operator, which adds them while it reads them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch.nn import functional
+
+from tvmconv.torch import batch_norm_kernels
+from tvmconv.torch.conv_call import compute_output_strides
+from tvmconv.torch.operator import NAMESPACE
+
+PARAMETERS = "Tensor stats, Tensor? weight, Tensor? bias, float eps, str activation"
+SCHEMAS = (
+    "batch_norm_stats(Tensor x) -> Tensor",
+    f"batch_norm_act(Tensor x, Tensor? residual, Tensor? residual_stand_in, {PARAMETERS}) -> (Tensor, Tensor)",
+    f"batch_norm_act_backward(Tensor dz, Tensor? second_dz, Tensor x, Tensor? residual, {PARAMETERS})"
+    " -> (Tensor, Tensor, Tensor)",
+)
+NUM_PARAMETERS = 5  # stats, weight, bias, eps and activation
+
+# Activations by name, and the gradient of their argument from that of their result, and the argument.
+ACTIVATIONS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
+    "": lambda u: u,
+    "relu": functional.relu,
+    "relu6": functional.relu6,
+    "silu": functional.silu,
+    "hardswish": functional.hardswish,
+}
+ACTIVATION_GRADIENTS: dict[str, Callable[[torch.Tensor, torch.Tensor], torch.Tensor]] = {
+    "": lambda dz, u: dz,
+    "relu": lambda dz, u: torch.ops.aten.threshold_backward(dz, u, 0),
+    "relu6": lambda dz, u: torch.ops.aten.hardtanh_backward(dz, u, 0, 6),
+    "silu": torch.ops.aten.silu_backward,
+    "hardswish": torch.ops.aten.hardswish_backward,
+}
+
+_library = torch.library.Library(NAMESPACE, "FRAGMENT")
+for _schema in SCHEMAS:
+    _library.define(_schema, tags=(torch.Tag.needs_fixed_stride_order, torch.Tag.pt2_compliant_tag))
+
+batch_norm_stats = torch.ops.tvmconv.batch_norm_stats.default
+batch_norm_act = torch.ops.tvmconv.batch_norm_act.default
+batch_norm_act_backward = torch.ops.tvmconv.batch_norm_act_backward.default
+
+
+def normalize_in_graph(
+    x: torch.Tensor,
+    stats: torch.Tensor | None,
+    running: tuple[torch.Tensor, torch.Tensor] | None,
+    weight: torch.Tensor | None,
+    bias: torch.Tensor | None,
+    momentum: float,
+    eps: float,
+    activation: str = "",
+    residual: torch.Tensor | None = None,
+    residual_stand_in: torch.Tensor | None = None,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Compute a batch normalization in training, and the operations after it, by the operators.
+
+    Args:
+        x: Input, channels last.
+        stats: Mean and biased variance of its channels, of shape (2, channels); None to compute them.
+        running: Running mean and variance, which are updated; None if there are none.
+        weight: Factor of each channel; None for 1.
+        bias: Summand of each channel; None for 0.
+        momentum: Weight of the new statistics in the running ones.
+        eps: Summand of the variance.
+        activation: Name of the activation; "" for none.
+        residual: Summand of the normalized input before the activation.
+        residual_stand_in: Stand-in of the residual that receives its gradient; None for the residual itself.
+
+    Returns:
+        The result, and its stand-in.
+    """
+    stats = batch_norm_stats(x.detach()) if stats is None else stats.detach()
+    if running is not None:
+        count = x.numel() // x.shape[1]
+        with torch.no_grad():
+            for old, new in zip(running, (stats[0], stats[1] * (count / (count - 1))), strict=True):
+                old.lerp_(new.to(old.dtype), momentum)
+    if residual is not None and residual_stand_in is not None:
+        residual = residual.detach()
+    z, stand_in = batch_norm_act(x, residual, residual_stand_in, stats, weight, bias, eps, activation)
+    return z, stand_in
+
+
+def _lay_out(tensor: torch.Tensor) -> torch.Tensor:
+    """Return a tensor channels last, as a copy if necessary."""
+    strides = compute_output_strides(tensor.shape, True)
+    is_laid_out = all(
+        size == 1 or found == expected
+        for size, found, expected in zip(tensor.shape, tensor.stride(), strides, strict=True)
+    )
+    return tensor if is_laid_out else _allocate(tensor).copy_(tensor)
+
+
+def _allocate(tensor: torch.Tensor) -> torch.Tensor:
+    return tensor.new_empty_strided(tensor.shape, compute_output_strides(tensor.shape, True))
+
+
+def _view_channels(values: torch.Tensor | None, x: torch.Tensor, default: float) -> torch.Tensor:
+    """Return one number per channel in the axes of x."""
+    if values is None:
+        values = torch.full((x.shape[1],), default, device=x.device)
+    return values.float().view(1, -1, *(1,) * (x.dim() - 2))
+
+
+def _run_stats(x: torch.Tensor) -> torch.Tensor:
+    if x.is_cuda:
+        return batch_norm_kernels.compute_stats(_lay_out(x))
+    variance, mean = torch.var_mean(x.float(), [0, *range(2, x.dim())], correction=0)
+    return torch.stack([mean, variance])
+
+
+def _run_act(
+    x: torch.Tensor, residual: torch.Tensor | None, residual_stand_in: torch.Tensor | None, *parameters: Any
+) -> tuple[torch.Tensor, torch.Tensor]:
+    x = _lay_out(x)
+    if x.is_cuda:
+        residual = None if residual is None else _lay_out(residual)
+        z = batch_norm_kernels.apply(x, residual, *parameters)
+    else:
+        z = _allocate(x).copy_(ACTIVATIONS[parameters[-1]](_compute_argument(x, residual, *parameters[:-1])))
+    return z, x.new_zeros(()).expand(z.shape)
+
+
+def _compute_argument(
+    x: torch.Tensor, residual: torch.Tensor | None, stats: torch.Tensor, weight: Any, bias: Any, eps: float
+) -> torch.Tensor:
+    """Return the argument of the activation in float32 by PyTorch."""
+    mean, variance = (_view_channels(each, x, 0.0) for each in stats)
+    u = (x.float() - mean) * torch.rsqrt(variance + eps)
+    u = u * _view_channels(weight, x, 1.0) + _view_channels(bias, x, 0.0)
+    return u if residual is None else u + residual.float()
+
+
+def _run_backward(
+    dz: torch.Tensor, second_dz: torch.Tensor | None, x: torch.Tensor, residual: torch.Tensor | None, *parameters: Any
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    gradients = [_lay_out(each.to(x.dtype)) for each in (dz, second_dz) if each is not None]
+    x, residual = _lay_out(x), None if residual is None else _lay_out(residual)
+    differentiate = batch_norm_kernels.differentiate if x.is_cuda else _differentiate_by_pytorch
+    dx, parameter_gradients, dresidual = differentiate(gradients, x, residual, *parameters)
+    return dx, parameter_gradients, x.new_empty(0) if dresidual is None else dresidual
+
+
+def _differentiate_by_pytorch(
+    gradients: Sequence[torch.Tensor],
+    x: torch.Tensor,
+    residual: torch.Tensor | None,
+    stats: torch.Tensor,
+    weight: torch.Tensor | None,
+    bias: torch.Tensor | None,
+    eps: float,
+    activation: str,
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor | None]:
+    dz = gradients[0].float() if len(gradients) == 1 else gradients[0].float() + gradients[1].float()
+    gradient = ACTIVATION_GRADIENTS[activation](dz, _compute_argument(x, residual, stats, weight, bias, eps))
+    mean, variance = (_view_channels(each, x, 0.0) for each in stats)
+    reciprocal = torch.rsqrt(variance + eps)
+    normalized, axes = (x.float() - mean) * reciprocal, [0, *range(2, x.dim())]
+    sums = [(gradient * normalized).sum(axes), gradient.sum(axes)]
+    count = x.numel() // x.shape[1]
+    slope, offset = (_view_channels(each / count, x, 0.0) for each in sums)
+    dx = (gradient - offset - normalized * slope) * reciprocal * _view_channels(weight, x, 1.0)
+    dresidual = None if residual is None else _allocate(x).copy_(gradient)
+    return _allocate(x).copy_(dx), torch.stack(sums), dresidual
+
+
+def _make_fake_stats(x: torch.Tensor) -> torch.Tensor:
+    return x.new_empty((2, x.shape[1]), dtype=torch.float32)
+
+
+def _make_fake_result(x: torch.Tensor, *_: Any) -> tuple[torch.Tensor, torch.Tensor]:
+    return _allocate(x), x.new_empty(()).expand(x.shape)
+
+
+def _make_fake_gradients(
+    dz: torch.Tensor, second_dz: Any, x: torch.Tensor, residual: Any, *_: Any
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    return _allocate(x), _make_fake_stats(x), x.new_empty(0) if residual is None else _allocate(x)
+
+
+def _set_up(ctx: Any, inputs: Sequence[Any], output: Any) -> None:
+    x, residual, residual_stand_in, *parameters = inputs
+    stats, weight, bias, ctx.eps, ctx.activation = parameters
+    ctx.has_stand_in = residual_stand_in is not None
+    ctx.save_for_backward(x, residual, stats, weight, bias)
+    ctx.set_materialize_grads(False)
+
+
+def _differentiate(ctx: Any, dz: torch.Tensor | None, dz_of_stand_in: torch.Tensor | None) -> tuple[Any, ...]:
+    x, residual, stats, weight, bias = ctx.saved_tensors
+    gradients = [each for each in (dz, dz_of_stand_in) if each is not None]
+    if not gradients:
+        return (None,) * (3 + NUM_PARAMETERS)
+    first, second = gradients if len(gradients) > 1 else (*gradients, None)
+    dx, parameter_gradients, dresidual = batch_norm_act_backward(
+        first, second, x, residual, stats, weight, bias, ctx.eps, ctx.activation
+    )
+    of_residual = (None, dresidual) if ctx.has_stand_in else (None if residual is None else dresidual, None)
+    dweight, dbias = (
+        None if parameter is None else gradient.to(parameter.dtype)
+        for parameter, gradient in zip((weight, bias), parameter_gradients.unbind(), strict=True)
+    )
+    return dx, *of_residual, None, dweight, dbias, None, None
+
+
+for _name, _run, _make_fake in (
+    ("batch_norm_stats", _run_stats, _make_fake_stats),
+    ("batch_norm_act", _run_act, _make_fake_result),
+    ("batch_norm_act_backward", _run_backward, _make_fake_gradients),
+):
+    for _device in ("CPU", "CUDA"):
+        _library.impl(_name, _run, _device)
+    torch.library.register_fake(f"{NAMESPACE}::{_name}", _make_fake, lib=_library)
+torch.library.register_autograd(f"{NAMESPACE}::batch_norm_act", _differentiate, setup_context=_set_up, lib=_library)
