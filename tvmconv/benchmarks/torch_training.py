@@ -1,13 +1,13 @@
 """Time a training step of PyTorch models with PyTorch's kernels and with tvmconv's.
 
     tvmconv bench torch-training resnet50 efficientnet_b0 --batch 64 --seconds 120 -o results
-    tvmconv bench torch-training r3d_18 --batch 8 --seconds 60 --compile default
+    tvmconv bench torch-training r3d_18 --batch 8 --seconds 60 --compile default --backend
 
 A step is a forward pass under autocast, cross-entropy, a backward pass with a scaled loss, and fused SGD with momentum.
 Each network is timed unchanged, compiled by `torch.compile` in each named mode, after `optimize(train=True)`, and
-compiled after that; each of them eagerly and as one CUDA graph of the whole step. All of them are timed in turns, in
-several rounds, and the medians are compared. Results are in DIR/torch-training-NAME.json and .md, with the kernel of
-each product; the log is DIR/torch-training.jsonl.
+compiled after that or by the backend `tvmconv`; each of them eagerly and as one CUDA graph of the whole step. All of
+them are timed in turns, in several rounds, and the medians are compared. Results are in DIR/torch-training-NAME.json
+and .md, with the kernel of each product; the log is DIR/torch-training.jsonl.
 
 The unchanged network and the optimized one come first. Results are written then, and again after each compilation, so
 that an interruption of a long compilation loses nothing.
@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import argparse
 import copy
+import functools
 import statistics
 import time
 from collections.abc import Callable, Iterator
@@ -31,6 +32,7 @@ from tvmconv.experiments.provenance import describe_provenance
 from tvmconv.reports.tables import EMPTY_CELL, Table, format_micros, format_significant, make_table
 
 PYTORCH, OURS = "PyTorch", "tvmconv"
+BY_BACKEND = "tvmconv, compiled (backend)"
 DTYPES = {"f16": "float16", "bf16": "bfloat16", "f32": "float32", "tf32": "float32"}
 IMAGE, VIDEO = (3, 224, 224), (3, 16, 112, 112)
 VIDEO_NETWORKS = ("r3d_18", "mc3_18", "r2plus1d_18")
@@ -72,6 +74,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     options.add_option(parser, "--compile", "MODE", "A mode of torch.compile", repeat=True)
     text = "A mode of torch.compile for the optimized network alone"
     options.add_option(parser, "--compile-optimized", "MODE", text, repeat=True)
+    parser.add_argument("--backend", action="store_true", help="Compile with the backend tvmconv as well.")
     layouts = ("channels_last", "contiguous")
     options.add_option(parser, "--layout", None, "Memory format", choices=layouts, default=layouts[0])
     add_device(parser)
@@ -122,7 +125,7 @@ def _measure(name: str, args: argparse.Namespace) -> Iterator[tuple[list[dict[st
     """Time all ways to run a step; yield the times and the report of `optimize`, and again after each compilation."""
     import torch
 
-    import tvmconv.torch
+    import tvmconv.torch.backend
 
     torch.manual_seed(0)
     model, images = _make_network(name, args)
@@ -152,6 +155,11 @@ def _measure(name: str, args: argparse.Namespace) -> Iterator[tuple[list[dict[st
         network = copy.deepcopy(model if label == PYTORCH else optimized)
         started_at = time.perf_counter()
         add(f"{label}, compiled ({mode})", torch.compile(network, mode=mode), started_at)
+        yield _time_in_turns(variants), layers
+    if args.backend:
+        started_at = time.perf_counter()
+        backend = functools.partial(tvmconv.torch.backend.backend, options={"log": tuning["log"]})
+        add(BY_BACKEND, torch.compile(copy.deepcopy(model), backend=backend), started_at)
         yield _time_in_turns(variants), layers
 
 

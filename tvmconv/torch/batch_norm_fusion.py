@@ -179,7 +179,9 @@ def replace_norm_sites(
         stats: Nodes of the copy with statistics, by the convolutions of the sites' graph that return them.
     """
     replaced: dict[fx.Node, fx.Node] = {}  # new results by the sites' results
-    stand_ins = {}  # stand-ins of results that have a further reader, by the sites' results
+    stand_ins: dict[
+        fx.Node | None, fx.Node
+    ] = {}  # stand-ins of results that have a further reader, by the sites' results
     order = {node: number for number, node in enumerate(copies)}
 
     def convert(value: Any) -> Any:
