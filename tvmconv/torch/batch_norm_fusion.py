@@ -168,7 +168,7 @@ def replace_norm_sites(
     graph: fx.Graph,
     sites: Sequence[NormSite],
     copies: Mapping[fx.Node, fx.Node],
-    stats: Mapping[fx.Node, fx.Node],
+    results_with_stats: Mapping[fx.Node, tuple[fx.Node, fx.Node]],
 ) -> None:
     """Compute sites by operators in a copy of their graph.
 
@@ -176,12 +176,12 @@ def replace_norm_sites(
         graph: The copy, which is changed.
         sites: The sites.
         copies: Nodes of the copy by those of the sites' graph.
-        stats: Nodes of the copy with statistics, by the convolutions of the sites' graph that return them.
+        results_with_stats: Nodes of the copy with output and statistics, by the convolutions of the sites' graph that
+            return both.
     """
-    replaced: dict[fx.Node, fx.Node] = {}  # new results by the sites' results
-    stand_ins: dict[
-        fx.Node | None, fx.Node
-    ] = {}  # stand-ins of results that have a further reader, by the sites' results
+    # By the sites' results: the new results, and the stand-ins of those that have several readers.
+    replaced: dict[fx.Node, fx.Node] = {}
+    stand_ins: dict[fx.Node | None, fx.Node] = {}
     order = {node: number for number, node in enumerate(copies)}
 
     def convert(value: Any) -> Any:
@@ -190,11 +190,8 @@ def replace_norm_sites(
     for site in sorted(sites, key=lambda site: order[site.result]):
         arguments = {name: convert(value) for name, value in site.arguments.items()}
         running = arguments["running_mean"], arguments["running_var"]
-        values = [
-            replaced.get(site.input, arguments["input"]),
-            stats.get(site.input),
-            None if None in running else running,
-        ]
+        x, stats = results_with_stats.get(site.input, (arguments["input"], None))
+        values: list[Any] = [x, stats, None if None in running else running]
         values += [arguments[name] for name in ("weight", "bias", "momentum", "eps")]
         # A stand-in has one gradient, and therefore one reader.
         values += [site.activation, convert(site.residual), stand_ins.pop(site.residual, None)]

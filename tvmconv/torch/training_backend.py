@@ -72,7 +72,12 @@ def insert_operators(
         sites = find_norm_sites(gm.graph, recorder.metadata, _is_convolution)
     normalized_names = {site.input.name for site in sites}
     calls = [
-        replace(each, is_normalized=each.path in normalized_names and can_return_stats(each.call, device))
+        replace(
+            each,
+            is_normalized=each.path in normalized_names
+            and each.bias_dtype is None
+            and can_return_stats(each.call, device),
+        )
         for each in calls
     ]
     tasks = collect_tasks(calls)
@@ -151,25 +156,25 @@ def _replace_nodes(
     copies: dict[fx.Node, Any] = {}
     output = graph.graph_copy(gm.graph, copies)
     graph.output(output)
-    stats: dict[fx.Node, fx.Node] = {}
+    results: dict[fx.Node, tuple[fx.Node, fx.Node]] = {}
     for node in list(copies):
         if node.name in names and _is_convolution(node):
             copied_node = copies[node]
             copied_node.args, copied_node.kwargs = fx.map_arg(_bind(node), copies.__getitem__), {}
             copied_node.target = convolve_by_operator
             if node.name in names_with_stats:
-                stats[node] = _return_stats(copied_node)
-    replace_norm_sites(graph, sites, copies, stats)
+                results[node] = _return_stats(copied_node)
+    replace_norm_sites(graph, sites, copies, results)
     graph.lint()
     return fx.GraphModule(gm, graph)
 
 
-def _return_stats(node: fx.Node) -> fx.Node:
-    """Have a convolution return the statistics of its output as well, and return their node."""
+def _return_stats(node: fx.Node) -> tuple[fx.Node, fx.Node]:
+    """Have a convolution return the statistics of its output as well; return the nodes of output and statistics."""
     graph = node.graph
     node.target = convolve_with_stats_by_operator
     with graph.inserting_after(node):
         stats = graph.call_function(operator.getitem, (node, 1))
         y = graph.call_function(operator.getitem, (node, 0))
     node.replace_all_uses_with(y, delete_user_cb=lambda user: user not in (stats, y))
-    return stats
+    return y, stats

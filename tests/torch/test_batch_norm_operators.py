@@ -1,0 +1,231 @@
+"""Batch normalizations with sum and activation in compiled graphs: the operators, and what they compute."""
+
+import copy
+
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional as pytorch
+from training import differ, in_double, lay_out, run_with_gradients
+
+from tvmconv.compiler import nvrtc
+from tvmconv.torch import batch_norm_operators as operators
+from tvmconv.torch import training_backend
+from tvmconv.torch.backend import backend
+from tvmconv.torch.batch_norm_fusion import find_norm_sites
+from tvmconv.torch.batch_norm_source import ACTIVATIONS, make_source
+from tvmconv.torch.conv_call import STATS_IN_GRAPHS, make_workload
+from tvmconv.torch.kernel_table import TableEntry, table
+from tvmconv.torch.signature import parse_signature
+
+EPS = 1e-5
+
+
+@pytest.fixture(autouse=True)
+def empty_table():
+    yield
+    table.clear()
+
+
+def draw(*shape):
+    return lay_out(torch.randn(shape), True)
+
+
+def normalize(x, residual, weight, bias, activation):
+    """A normalization of x, to which that of another tensor is added, by the operators; with PyTorch in float64."""
+    if x.dtype is torch.float64:
+        z0, y = (pytorch.batch_norm(each, None, None, weight, bias, True, eps=EPS) for each in (residual, x))
+        z0 = operators.ACTIVATIONS[activation](z0)
+        return operators.ACTIVATIONS[activation](y + z0), z0
+    options = None, None, weight, bias, 0.1, EPS, activation
+    z0, stand_in = operators.normalize_in_graph(residual, *options)
+    return operators.normalize_in_graph(x, *options, z0, stand_in)[0], z0
+
+
+@pytest.mark.parametrize("activation", ACTIVATIONS)
+def test_gradients_of_both_readers_are_those_of_float64(activation):
+    torch.manual_seed(0)
+    tensors = [draw(3, 6, 5, 4) * 2 + 1, draw(3, 6, 5, 4), torch.rand(6) + 0.5, torch.randn(6)]
+    factors = [draw(3, 6, 5, 4) for _ in range(2)]
+    results = []
+    for dtype in (torch.float32, torch.float64):
+        leaves = [tensor.to(dtype).requires_grad_() for tensor in tensors]
+        outputs = normalize(*leaves, activation)
+        results.append([*outputs, *torch.autograd.grad(outputs, leaves, [each.to(dtype) for each in factors])])
+    assert differ(*results) < 1e-5
+
+
+def test_operators_are_as_pytorch_wants_them():
+    x, residual, dz = (draw(2, 4, 3, 3) for _ in range(3))
+    weight, stats = torch.rand(4), operators.batch_norm_stats(x)
+    with_gradients = [each.clone().requires_grad_() for each in (x, residual, weight)]
+    parameters = stats, weight, None, EPS, "silu"
+    calls = [
+        (operators.batch_norm_stats, (x,)),
+        (operators.batch_norm_act, (*with_gradients[:2], None, stats, with_gradients[2], None, EPS, "relu")),
+        (operators.batch_norm_act_backward, (dz, None, x, None, *parameters)),
+        (operators.batch_norm_act_backward, (dz, dz, x, residual, *parameters)),
+    ]
+    for operator, arguments in calls:
+        checks = ["test_schema", "test_autograd_registration", "test_faketensor"]
+        assert set(torch.library.opcheck(operator, arguments, test_utils=checks).values()) == {"SUCCESS"}
+
+
+class Block(nn.Module):
+    """A residual block of two convolutions."""
+
+    def __init__(self, channels, filters, activation):
+        super().__init__()
+        self.first = nn.Sequential(nn.Conv2d(channels, 4, 1), nn.BatchNorm2d(4), activation)
+        self.second = nn.Sequential(nn.Conv2d(4, filters, 3, padding=1, bias=False), nn.BatchNorm2d(filters))
+        self.shortcut = nn.Sequential()
+        if channels != filters:
+            self.shortcut = nn.Sequential(nn.Conv2d(channels, filters, 1, bias=False), nn.BatchNorm2d(filters))
+        self.activation = activation
+
+    def forward(self, x):
+        y = self.second(self.first(x))
+        y += self.shortcut(x)
+        return self.activation(y)
+
+
+def make_network(activation):
+    torch.manual_seed(0)
+    blocks = [Block(3, 8, activation), Block(8, 8, activation), Block(8, 8, activation)]
+    model = nn.Sequential(*blocks, nn.AdaptiveAvgPool2d(1), nn.Flatten())
+    for module in model.modules():
+        if isinstance(module, nn.BatchNorm2d):
+            nn.init.uniform_(module.weight, 0.5, 2)
+            nn.init.uniform_(module.bias, -1, 1)
+    return model
+
+
+def install_stats(tasks, *_):
+    """Have a "kernel" return the statistics of all outputs that are normalized."""
+
+    def launch(x, weight, bias, add, *, stats):
+        y = pytorch.conv2d(x, weight, padding=weight.shape[2] // 2)
+        stats[1], stats[0] = torch.var_mean(y, [0, 2, 3], correction=0)
+        return lay_out(y, True)
+
+    for task in tasks:
+        if task.example.is_normalized:
+            signature = parse_signature(make_workload(task.product, task.call).text)
+            table.install(STATS_IN_GRAPHS, task.call, TableEntry("kernel", signature, launch, "kernel", "tuned"))
+    return []
+
+
+@pytest.mark.parametrize(("activation", "returns_stats"), [(nn.ReLU(inplace=True), True), (nn.SiLU(), False)])
+def test_compiled_residual_networks_train_as_pytorchs(monkeypatch, activation, returns_stats):
+    monkeypatch.setattr(training_backend, "fill_table", install_stats)
+    monkeypatch.setattr(training_backend, "can_return_stats", lambda call, device: returns_stats)
+    model, x, graphs = make_network(activation), draw(4, 3, 6, 5), []
+
+    def compile_rest(gm, inputs):
+        graphs.append(gm)
+        return torch._dynamo.lookup_backend("aot_eager")(gm, inputs)
+
+    options = {"choose": "tuned", "fallback_backend": compile_rest}
+    compiled = torch.compile(copy.deepcopy(model), backend=backend, options=options)
+    expected = in_double(model)
+    found = run_with_gradients(compiled._orig_mod, x, compiled)
+    assert differ(found, run_with_gradients(expected, x.double()), floor=1e-3) < 1e-4
+    for one, other in zip(compiled._orig_mod.buffers(), expected.buffers(), strict=True):
+        assert torch.allclose(one.double(), other.double(), rtol=1e-5, atol=1e-6)
+    calls = [node for node in graphs[0].graph.nodes if node.target is operators.normalize_in_graph]
+    assert len(calls) == 7
+    assert sum(node.args[1] is not None for node in calls) == (4 if returns_stats else 0)  # those without a bias
+    assert sum(node.args[-1] is not None for node in calls) == 2  # stand-ins
+
+
+class Readers(nn.Module):
+    """A normalization between two convolutions, with a function between, and one of the result."""
+
+    def __init__(self, between, momentum=0.1):
+        super().__init__()
+        self.convs = nn.ModuleList([nn.Conv2d(3, 4, 1), nn.Conv2d(4, 4, 1)])
+        self.norm, self.between = nn.BatchNorm2d(4, momentum=momentum), between
+
+    def forward(self, x):
+        return self.convs[1](self.between(self.norm(self.convs[0](x)), x))
+
+
+def overwrite(y, x):
+    other = x.new_ones(y.shape)
+    other += y
+    return other
+
+
+BETWEEN = {
+    "nothing": (lambda y, x: y, 1),
+    "an activation": (lambda y, x: pytorch.hardswish(y), 1),
+    "bounds of ReLU6": (lambda y, x: pytorch.hardtanh(y, 0.0, 6.0), 1),
+    "other bounds": (lambda y, x: pytorch.hardtanh(y), 0),
+    "another activation": (lambda y, x: pytorch.gelu(y), 0),
+    "a gate": (lambda y, x: y * pytorch.relu(y).mean((2, 3), keepdim=True), 0),
+    "a pooling": (lambda y, x: pytorch.max_pool2d(pytorch.relu(y), 2), 1),
+    "a sum that writes to another tensor": (overwrite, 0),
+    "a product": (lambda y, x: pytorch.relu(y) * 2, 0),
+}
+
+
+@pytest.mark.parametrize(("between", "count"), BETWEEN.values(), ids=BETWEEN)
+def test_operators_compute_normalizations_between_other_kernels(between, count):
+    assert count_sites(Readers(between), draw(2, 3, 4, 4)) == count
+
+
+def test_other_modes_and_layouts_are_left_to_the_compiler():
+    model, x = Readers(lambda y, x: pytorch.relu(y)), draw(2, 3, 4, 4)
+    assert count_sites(copy.deepcopy(model).double(), x.double()) == 0
+    assert count_sites(model, x.contiguous()) == 0
+    model.norm.eval()
+    assert count_sites(model, x) == 0
+
+
+def count_sites(model, x):
+    counts = []
+
+    def compile_graph(gm, inputs):
+        recorder, _ = training_backend._record(gm, inputs)
+        counts.append(len(find_norm_sites(gm.graph, recorder.metadata, training_backend._is_convolution)))
+        return gm
+
+    torch._dynamo.reset()
+    torch.compile(model, backend=compile_graph, fullgraph=True)(x)
+    return counts[0]
+
+
+def test_kernels_do_not_spill_registers():
+    source = make_source("bfloat16", "silu", vector=8, has_residual=True, has_second=True)
+    kernels = nvrtc.compile_cubin(source, "sm_80").kernels
+    assert len(kernels) == 6
+    assert all(resources.spills == 0 and resources.registers <= 128 for resources in kernels.values())
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32])
+@pytest.mark.parametrize("channels", [5, 72, 528])
+def test_kernels_compute_the_operators(dtype, channels):
+    torch.manual_seed(0)
+    x, residual, *gradients = (lay_out(torch.randn(3, channels, 9, 7).to(dtype), True) for _ in range(4))
+    x, weight, bias = x * 2 + 3, torch.rand(channels) + 0.5, torch.randn(channels)
+    for activation in ACTIVATIONS:
+        for residual_or_none, second in (
+            (None, None),
+            (None, gradients[1]),
+            (residual, None),
+            (residual, gradients[1]),
+        ):
+            results = []
+            for device in ("cuda", "cpu"):
+
+                def move(tensor, device=device):
+                    return None if tensor is None else tensor.to(device)
+
+                stats = operators.batch_norm_stats(move(x))
+                parameters = stats, move(weight), move(bias), EPS, activation
+                z, _ = operators.batch_norm_act(move(x), move(residual_or_none), None, *parameters)
+                tensors = map(move, (gradients[0], second, x, residual_or_none))
+                results.append([stats, z, *operators.batch_norm_act_backward(*tensors, *parameters)])
+            found, wanted = ([each.cpu() for each in one if each.numel()] for one in results)
+            assert differ(found, [each.double() for each in wanted]) < {2: 1e-2, 4: 1e-5}[x.element_size()]
