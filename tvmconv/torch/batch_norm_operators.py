@@ -139,7 +139,7 @@ def _run_act(
         z = batch_norm_kernels.apply(x, residual, *parameters)
     else:
         z = _allocate(x).copy_(ACTIVATIONS[parameters[-1]](_compute_argument(x, residual, *parameters[:-1])))
-    return z, x.new_zeros(()).expand(z.shape)
+    return z, x.new_empty(()).expand(z.shape)
 
 
 def _compute_argument(
