@@ -6,8 +6,8 @@ import pytest
 import tvm
 from cubins import needs_nvrtc
 from small_tiles import SMALL, built, few_multiprocessors
+from tvmconv.builtin.conv.tensor_cores.gemm.halo_boxes import choose_pixel_boxes
 from tvmconv.builtin.conv.tensor_cores.gemm.halo_image import HaloImage
-from tvmconv.builtin.conv.tensor_cores.gemm.halo_transpose import choose_pixel_boxes
 from tvmconv.builtin.conv.tensor_cores.hopper import knobs
 from tvmconv.builtin.conv.tensor_cores.hopper.schedule import view_for_tma
 
@@ -111,7 +111,7 @@ def test_lines_of_an_image_share_zeros(text, extents, vectors):
 )
 def test_boxes_contain_the_pixels_of_each_tile(text):
     w, block_m = tc.parse(text).to_channels_last(), 64
-    image, boxes = HaloImage(w), choose_pixel_boxes(w, block_m)
+    image, boxes = HaloImage(w), choose_pixel_boxes(w, block_m, 16)
     positions = np.stack(np.meshgrid(*(np.arange(size) for size in (w.N, *w.input_size)), indexing="ij")).reshape(
         w.spatial_ndim + 1, -1
     )

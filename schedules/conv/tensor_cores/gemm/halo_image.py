@@ -28,6 +28,7 @@ from .atoms import WgmmaAtom
 from .channels_first_epilogue import ChannelsFirstOutput
 from .smem_layout import CHUNK_BYTES
 
+SWIZZLE_ROWS = 8  # rows of a swizzle atom
 MAX_PITCH_RATIO = 1.07  # maximum lengthening of a line so that wider vectors of outputs are aligned
 
 
@@ -101,8 +102,30 @@ class HaloImage:
         return sum((size - 1) * dilation // stride * step for size, dilation, stride, step in taps)
 
     def rows_per_plane(self, block_m: Any) -> Any:
-        """Return the halo rows of a tile in a plane, in whole swizzle atoms."""
-        return round_up(block_m + self.halo_rows, 8)
+        """Return the halo rows of a tile in a plane; those of all planes are whole swizzle atoms.
+
+        Neighbouring pixels alternate between planes along the last axis. Planes are shifted so that the eight chunks
+        that `stmatrix` stores at a time are in distinct banks.
+        """
+        planes = self.planes[-1]
+        shift = SWIZZLE_ROWS // planes if planes > 1 and SWIZZLE_ROWS % planes == 0 else 0
+        return round_up(block_m + self.halo_rows - shift, SWIZZLE_ROWS) + shift
+
+    def locate_row(self, row: Expr, plane: Expr) -> tuple[list[Expr], list[Expr]]:
+        """Return the coordinates of the pixel of a halo row, and the conditions under which there is one.
+
+        Args:
+            row: Number of the halo row.
+            plane: Index of its plane.
+        """
+        w, positions, conditions = self.w, [], [row < self.num_rows]
+        for axis, size in enumerate(w.input_size):
+            position = row // self.row_steps[axis] % self.extents[axis] * w.stride[axis] - w.pad_low[axis]
+            if self.planes[axis] > 1:
+                position = position + plane // math.prod(self.planes[axis + 1 :]) % self.planes[axis]
+            positions.append(position)
+            conditions += [position >= 0, position < size]
+        return positions, conditions
 
     @property
     def planes(self) -> tuple[int, ...]:

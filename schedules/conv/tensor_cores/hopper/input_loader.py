@@ -26,7 +26,7 @@ from tvmconv.workloads.layout import CHANNELS_FIRST
 
 from ...layout_conversion import estimate_input_conversion_us
 from ...tile_config import Rule, add_rules
-from ..gemm.halo_transpose import can_transpose
+from ..gemm.halo_boxes import can_transpose
 from ..gemm.plane_gather import count_vector_pixels
 from .candidates import list_best
 from .constraints import isa_constraints, resource_constraints
@@ -45,12 +45,13 @@ from .tile_config import (
     KNOB_OPTIONS,
     MAX_SWIZZLE_BYTES,
     PINGPONG,
+    PRODUCER_WARPGROUPS_CHOICES,
     TMA,
     HopperTileConfig,
 )
 from .tma_requirements import WGMMA_M, choose_box_pixels, find_tma_residual, is_pixel_matrix
 
-INPUT_LOADER = "input_loader"
+INPUT_LOADER, PRODUCER_WARPGROUPS = "input_loader", "producer_warpgroups"
 NUM_STARTING_TILES = 3  # configs of each loader, and for cp.async of each kernel schedule, that a search tries first
 STARTING_KERNEL_SCHEDULES = (COOPERATIVE, PINGPONG)
 
@@ -134,12 +135,19 @@ def list_gather_tiles(w: Conv, max_tiles: int, kernel_schedule: str) -> list[Hop
 
 def declare_input_loader(
     viewed_workload: Conv, k: Knobs, loaders: Sequence[str], default: HopperTileConfig | None
-) -> str:
-    """Declare the knob and its conditions, after those of the tile config, and return its value."""
+) -> dict[str, Any]:
+    """Declare the knob, that of halo rows and their conditions, after those of the tile config; return the values."""
     loader = k.choice(INPUT_LOADER, loaders, default.input_loader if default else loaders[0], missing=loaders[0])
+    values: dict[str, Any] = {INPUT_LOADER: loader}
+    if HALO in loaders:
+        producers = default.producer_warpgroups if default else PRODUCER_WARPGROUPS_CHOICES[0]
+        missing = PRODUCER_WARPGROUPS_CHOICES[0]
+        values[PRODUCER_WARPGROUPS] = k.choice(
+            PRODUCER_WARPGROUPS, PRODUCER_WARPGROUPS_CHOICES, producers, missing=missing
+        )
     rules = [*halo_constraints(viewed_workload), *gather_constraints(viewed_workload)]
     add_rules(k, lambda columns: HopperTileConfig.of_workload(columns, viewed_workload), rules)
-    return loader
+    return values
 
 
 def list_input_loader_starting_configs(w: Conv, viewed_workload: Conv) -> list[dict[str, Any]]:
@@ -156,7 +164,8 @@ def list_input_loader_starting_configs(w: Conv, viewed_workload: Conv) -> list[d
         tiles += list_best_halo_tiles(viewed_workload, 1 if has_others else NUM_STARTING_TILES)
         if not has_others:  # fewer barriers than the estimate counts
             tiles += list_best_halo_tiles(viewed_workload, 1, MAX_SWIZZLE_BYTES)
-    names = (INPUT_LOADER, *KNOB_OPTIONS, "taps_per_copy", "kernel_schedule", "raster_order", "decomposition")
+    names = (INPUT_LOADER, PRODUCER_WARPGROUPS, *KNOB_OPTIONS, "taps_per_copy")
+    names += ("kernel_schedule", "raster_order", "decomposition")
     return [{name: getattr(config, name) for name in names} for config in dict.fromkeys(tiles)]
 
 

@@ -114,9 +114,7 @@ def hopper(s: Schedule, w: Conv, k: Knobs) -> Schedule:
     if w.output_layout == CHANNELS_FIRST:
         require_channels_first_output(viewed_workload, k)
     if loaders:
-        config = dataclasses.replace(
-            config, input_loader=declare_input_loader(viewed_workload, k, loaders, loader_default)
-        )
+        config = dataclasses.replace(config, **declare_input_loader(viewed_workload, k, loaders, loader_default))
     if config.input_loader in HALO_LOADERS:
         return build_channels_last_schedule(
             w,
