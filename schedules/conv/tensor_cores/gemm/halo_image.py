@@ -102,13 +102,13 @@ class HaloImage:
         return sum((size - 1) * dilation // stride * step for size, dilation, stride, step in taps)
 
     def rows_per_plane(self, block_m: Any) -> Any:
-        """Return the halo rows of a tile in a plane; those of all planes are whole swizzle atoms.
+        """Return the halo rows of a tile in a plane, at least as many as the tile and its halo have.
 
-        Neighbouring pixels alternate between planes along the last axis. Planes are shifted so that the eight chunks
-        that `stmatrix` stores at a time are in distinct banks.
+        With two planes along the last axis, eight neighbouring pixels are four rows of either plane. The planes are
+        shifted against each other so that the chunks that `stmatrix` stores at a time are in distinct banks.
         """
-        planes = self.planes[-1]
-        shift = SWIZZLE_ROWS // planes if planes > 1 and SWIZZLE_ROWS % planes == 0 else 0
+        is_shifted = self.planes[-1] == 2
+        shift = SWIZZLE_ROWS // 2 + self.w.pad_low[-1] % 2 if is_shifted else 0
         return round_up(block_m + self.halo_rows - shift, SWIZZLE_ROWS) + shift
 
     def locate_row(self, row: Expr, plane: Expr) -> tuple[list[Expr], list[Expr]]:
