@@ -196,7 +196,7 @@ class HaloOutput(ChannelsFirstOutput):
     def from_image(cls, image: HaloImage) -> HaloOutput:
         """Return the output of the convolution of an image."""
         w = image.w
-        return cls(math.prod(w.output_size), w.O // w.groups, w.groups, w.N, get_itemsize(w.storage), image)
+        return cls(math.prod(w.output_size), w.O // w.groups, w.groups, w.N, get_itemsize(w.storage), image=image)
 
     @property
     def vector(self) -> int:
