@@ -188,6 +188,9 @@ def add_input_loader_usage(usage: ResourceUsage, w: Conv, viewed_workload: Conv,
     smem_bytes: Any = usage.dynamic_shared_bytes
     usage.dynamic_shared_bytes = np.where(has_halo, halo.smem_bytes, smem_bytes)
     usage.blocks = np.where(has_halo, halo.num_ctas, usage.blocks)
+    if w.output_layout == CHANNELS_FIRST and (padded := pad_planes(viewed_workload)):
+        reads_boxes = np.equal(columns[INPUT_LOADER], TMA) & np.equal(columns["cluster_n"], 1)
+        usage.blocks = np.where(reads_boxes, config.num_ctas(padded), usage.blocks)
     usage.estimate = estimate_by_input_loader_us(config, viewed_workload)
     usage.layout_seconds = np.maximum(usage.estimate - channels_last_us, 0.0) * 1e-6
     return usage
