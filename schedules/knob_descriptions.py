@@ -52,6 +52,7 @@ DESCRIPTIONS = {
     "pixels_x": "Columns of dY in a tile of pixels, whose products a thread adds at a time.",
     "pixels_y": "Rows of dY in a tile of pixels.",
     "points_per_thread": "Winograd points per thread, of the α² of a tile.",
+    "producer_warpgroups": "Warpgroups that load filters, and load and transpose halo rows of a channels-first input.",
     "raster_order": 'Order of tiles: consecutive tiles are neighbours along "n" (channels) or "m" (pixels), and share '
     "the other operand in the L2 cache.",
     "residual_add": 'When a residual is added: in the "epilogue", or as "accumulator_init", before the first product.',

@@ -6,8 +6,8 @@ import pytest
 import tvm
 from cubins import needs_nvrtc
 from small_tiles import SMALL, built, few_multiprocessors
+from tvmconv.builtin.conv.tensor_cores.gemm.halo_boxes import choose_pixel_boxes
 from tvmconv.builtin.conv.tensor_cores.gemm.halo_image import HaloImage
-from tvmconv.builtin.conv.tensor_cores.gemm.halo_transpose import choose_pixel_boxes
 from tvmconv.builtin.conv.tensor_cores.hopper import knobs
 from tvmconv.builtin.conv.tensor_cores.hopper.schedule import view_for_tma
 
@@ -25,7 +25,7 @@ WORKLOADS = (
     ("conv2d:1x32x9x10,40x32x3x2,s1x2,p1x0x2x1,d2,f16,bias", {}),
     ("conv2d:2x24x17x16,32x24x3x3,s2,p1,f16,bias,relu", {"block_k_bytes": 32}),
     ("conv2d:2x32x9x11,16x32x1x1,s2,p0,tf32", {}),
-    ("conv2d:2x48x7x7,32x48x1x1,s1,p0,f16,bias", {}),  # all pixels are one line
+    ("conv2d:2x48x7x7,32x48x1x1,s1,p0,f16,bias", {"producer_warpgroups": 2}),  # all pixels are one line
     ("conv1d:2x32x37,32x32x5,s1,p2,bf16,bias", {}),
     ("conv3d:1x16x4x5x6,24x16x3x3x3,s1,p1,f16", {"block_k_bytes": 32}),
     ("conv2d:1x96x9x9,40x96x3x3,s1,p1,f16,bias,add", {"block_n": 48, "split_k": 3}),
@@ -38,21 +38,21 @@ WORKLOADS = (
 TRANSPOSED = (  # planes are multiples of eight pixels, which TMA copies, or of four or two
     ("conv2d:2x64x12x10,40x64x3x3,s1,p1,f16,bias,add,relu", {"warpgroups": 2, "wgmma_m_tiles": 2, "stages": 2}),
     ("conv2d:1x40x16x16,24x40x3x3,s1,p1,bf16,silu", {"block_k_bytes": 128}),
-    ("conv2d:2x24x16x17,32x24x3x3,s2,p1,f16,bias", {"block_k_bytes": 32}),
+    ("conv2d:2x24x16x17,32x24x3x3,s2,p1,f16,bias", {"block_k_bytes": 32, "producer_warpgroups": 2}),
     ("conv2d:2x64x9x8,64x32x3x3,s1,p1,g2,f16,bias", {"block_n": 64}),
     ("conv2d:1x32x9x8,40x32x3x2,s1x2,p1x0x2x1,d2,f16", {}),
     ("conv1d:2x32x40,32x32x5,s1,p2,bf16,bias", {}),
     ("conv3d:1x16x4x5x6,24x16x3x3x3,s1,p1,f16", {"block_k_bytes": 32}),
     ("conv2d:1x96x9x8,13x96x3x3,s1,p1,f16,add", {"block_n": 48, "split_k": 3}),
-    ("conv2d:2x64x14x14,40x64x3x3,s1,p1,f16,bias", {"warpgroups": 2, "block_k_bytes": 128}),  # boxes are planes
+    ("conv2d:2x64x14x14,40x64x1x1,s1,p0,f16,bias", {"block_k_bytes": 128, "producer_warpgroups": 2}),  # planes
     ("conv2d:1x32x18x18,24x32x3x3,s1,p1,f16", {"warpgroups": 2}),
     ("conv3d:2x40x2x7x7,24x40x3x3x3,s1,p1,bf16", {}),
     ("conv2d:2x48x3x6,24x48x1x2,s2x1,p1,d2,bf16", {"block_k_bytes": 128}),  # fewer channels than a block
     ("conv2d:3x64x7x7,40x64x3x3,s1,p1,f16,bias", {"warpgroups": 2}),  # planes of an odd number of pixels
-    ("conv2d:5x48x7x7,24x48x1x1,s1,p0,bf16,add", {"warpgroups": 2, "block_k_bytes": 128}),
+    ("conv2d:5x48x7x7,24x48x1x1,s1,p0,bf16,add", {"block_k_bytes": 128, "producer_warpgroups": 2}),
     ("conv2d:2x64x9x5,24x32x3x3,s2,p1,g2,f16", {"block_n": 48}),
     ("conv2d:1x40x10x12,72x40x3x3,s1,p1,tf32,add", {"block_k_bytes": 128}),  # elements of 32 bits
-    ("conv2d:2x32x9x11,16x32x1x1,s2,p0,tf32", {}),
+    ("conv2d:2x32x9x11,16x32x1x1,s2,p0,tf32", {"producer_warpgroups": 2}),
     ("conv2d:3x16x6x9,16x16x1x1,s1,p0,tf32,bias", {"warpgroups": 2}),
 )
 
@@ -83,10 +83,13 @@ def test_loading_warps_access_each_bank_once():
     assert count_conflicts(kernel, "store") == count_conflicts(kernel, "load") == 0
 
 
-def test_transposing_warps_access_each_bank_once_within_lines():
-    kernel = built(tc.parse("conv2d:1x64x16x16,32x64x3x3,s1,p1,f16"), HALO_SMEM | {"block_k_bytes": 128})
+@pytest.mark.parametrize(("stride", "max_conflicts"), [("s1", 8), ("s2", 32)])
+def test_transposing_warps_access_each_bank_once_within_lines(stride, max_conflicts):
+    w = tc.parse(f"conv2d:1x64x16x16,32x64x3x3,{stride},p1,f16")
+    kernel = built(w, HALO_SMEM | {"block_k_bytes": 128, "producer_warpgroups": 2})
     assert count_conflicts(kernel, "load") == 0
-    assert count_conflicts(kernel, "store") < 8  # the pixels of a matrix are neighbours, except at ends of lines
+    # The pixels of a matrix are neighbours, except at ends of lines, and alternate between planes of a stride.
+    assert count_conflicts(kernel, "store") < max_conflicts
 
 
 @pytest.mark.parametrize(
@@ -111,7 +114,7 @@ def test_lines_of_an_image_share_zeros(text, extents, vectors):
 )
 def test_boxes_contain_the_pixels_of_each_tile(text):
     w, block_m = tc.parse(text).to_channels_last(), 64
-    image, boxes = HaloImage(w), choose_pixel_boxes(w, block_m)
+    image, boxes = HaloImage(w), choose_pixel_boxes(w, block_m, 16)
     positions = np.stack(np.meshgrid(*(np.arange(size) for size in (w.N, *w.input_size)), indexing="ij")).reshape(
         w.spatial_ndim + 1, -1
     )

@@ -1,4 +1,4 @@
-"""Channels-first convolutions of one tap whose pixels are copied by cp.async, emulated with checks for races."""
+"""Channels-first convolutions of one tap whose pixels are an MN-major operand, emulated with checks for races."""
 
 import emulate
 import pytest
@@ -18,6 +18,8 @@ WORKLOADS = (
     ("conv2d:2x128x4x6,64x64x1x1,s1,p0,g2,f16", {"stages": 8, "wgmma_m_tiles": 2}),  # of eight pixels
     ("conv2d:3x72x4x12,40x72x1x1,s1,p0,bf16,bias", {}),  # TMA could copy boxes of 16 pixels
     ("conv2d:3x40x6x6,24x40x1x1,s1,p0,f16,nchw-nhwc,bias,relu", {}),
+    ("conv2d:3x40x10x12,24x40x1x1,s1,p0,f16,bias,add", {"input_loader": "tma"}),  # TMA copies zeros behind a plane
+    ("conv2d:2x96x12x12,40x96x1x1,s1,p0,bf16,bias", {"input_loader": "tma", "split_k": 3}),
 )
 
 

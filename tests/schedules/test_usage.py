@@ -103,7 +103,7 @@ def apply_without_conversion(schedule, text, config):
     if schedule.name in ("hopper", "mma_sync", "winograd_hopper") and loader in (None, "converted", "tma"):
         stores_pixels = workload.output_layout == "nchw" and schedule.name != "winograd_hopper"
         workload = dataclasses.replace(workload, layout="nhwc-nchw" if stores_pixels else "nhwc")
-        config = {knob: value for knob, value in config.items() if knob != "input_loader"}
+        config = {knob: value for knob, value in config.items() if knob not in ("input_loader", "producer_warpgroups")}
     return schedule.apply(workload, config)[0]
 
 

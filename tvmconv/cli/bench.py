@@ -27,6 +27,7 @@ BENCHMARKS = {
     "torch-models": "time whole PyTorch models with PyTorch's kernels and with tvmconv's",
     "torch-training": "time a training step of PyTorch models with PyTorch's kernels and with tvmconv's",
     "torch-overhead": "time what one call of the PyTorch operator costs the host",
+    "layouts": "compare convolutions channels first with channels last, ours and cuDNN's",
     "nvbench": "compare times of kernels by NVBench with tvmconv's own times",
     "prediction-safety": "compare predicted kernels with the best untuned ones on unseen layers",
     "estimates": "compare the schedules' latency estimates with measured records",

@@ -12,6 +12,8 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from tvm.script import tirx as T  # noqa: N812  (TVM's own name for it)
+
 from tvmconv.target import WARP_SIZE, WARPGROUP_SIZE
 from tvmconv.workloads import Conv
 from tvmconv.workloads.dtypes import get_itemsize
@@ -48,11 +50,19 @@ class ChannelsFirstOutput:
     groups: int  # number of groups
     images: int  # number of images
     itemsize: int  # bytes per element
+    # Rows of the product per image, as many as pixels by default. Further rows behind the pixels are not stored.
+    rows_per_image: int = 0
 
     @classmethod
-    def from_workload(cls, w: Conv) -> ChannelsFirstOutput:
+    def from_workload(cls, w: Conv, rows_per_image: int = 0) -> ChannelsFirstOutput:
         """Return the output of a convolution."""
-        return cls(math.prod(w.output_size), w.O // w.groups, w.groups, w.N, get_itemsize(w.storage))
+        sizes = math.prod(w.output_size), w.O // w.groups, w.groups, w.N
+        return cls(*sizes, get_itemsize(w.storage), rows_per_image)
+
+    @property
+    def has_further_rows(self) -> bool:
+        """Whether the product has rows that are no pixels."""
+        return self.rows_per_image > self.pixels
 
     @property
     def vector(self) -> int:
@@ -60,8 +70,11 @@ class ChannelsFirstOutput:
         return math.gcd(self.pixels, CHUNK_BYTES // self.itemsize)
 
     def locate(self, row: Expr) -> tuple[Expr, Expr]:
-        """Return the image and the pixel of a row of the product."""
-        return row // self.pixels, row % self.pixels
+        """Return the image and the pixel of a row; the image is one beyond the last if there is no pixel."""
+        if not self.has_further_rows:
+            return row // self.pixels, row % self.pixels
+        pixel = row % self.rows_per_image
+        return T.Select(pixel < self.pixels, row // self.rows_per_image, self.images), pixel
 
     def index(self, image: Expr, channel: Expr, pixel: Expr) -> Expr:
         """Return the index of an element; channels are counted over all groups."""

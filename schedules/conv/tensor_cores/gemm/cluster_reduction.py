@@ -206,7 +206,8 @@ class ClusterReduction:
                     with if_(is_below(m, shape.m, self.block_m)):
                         image, pixel = output.locate(m)
                         output_index = output.index(image, output_channel, pixel)
-                        for e in range(vector):
-                            store(values, e, sums[first + e])
-                        apply_to_pixels(ops, arguments, output_channel, output_index, vector, values, words)
-                        store_global(arguments["Y"], output_index, words, vector)
+                        with if_(image < output.images if output.has_further_rows else True):
+                            for e in range(vector):
+                                store(values, e, sums[first + e])
+                            apply_to_pixels(ops, arguments, output_channel, output_index, vector, values, words)
+                            store_global(arguments["Y"], output_index, words, vector)

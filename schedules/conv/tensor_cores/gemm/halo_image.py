@@ -28,6 +28,7 @@ from .atoms import WgmmaAtom
 from .channels_first_epilogue import ChannelsFirstOutput
 from .smem_layout import CHUNK_BYTES
 
+SWIZZLE_ROWS = 8  # rows of a swizzle atom
 MAX_PITCH_RATIO = 1.07  # maximum lengthening of a line so that wider vectors of outputs are aligned
 
 
@@ -101,8 +102,30 @@ class HaloImage:
         return sum((size - 1) * dilation // stride * step for size, dilation, stride, step in taps)
 
     def rows_per_plane(self, block_m: Any) -> Any:
-        """Return the halo rows of a tile in a plane, in whole swizzle atoms."""
-        return round_up(block_m + self.halo_rows, 8)
+        """Return the halo rows of a tile in a plane, at least as many as the tile and its halo have.
+
+        With two planes along the last axis, eight neighbouring pixels are four rows of either plane. The planes are
+        shifted against each other so that the chunks that `stmatrix` stores at a time are in distinct banks.
+        """
+        is_shifted = self.planes[-1] == 2
+        shift = SWIZZLE_ROWS // 2 + self.w.pad_low[-1] % 2 if is_shifted else 0
+        return round_up(block_m + self.halo_rows - shift, SWIZZLE_ROWS) + shift
+
+    def locate_row(self, row: Expr, plane: Expr) -> tuple[list[Expr], list[Expr]]:
+        """Return the coordinates of the pixel of a halo row, and the conditions under which there is one.
+
+        Args:
+            row: Number of the halo row.
+            plane: Index of its plane.
+        """
+        w, positions, conditions = self.w, [], [row < self.num_rows]
+        for axis, size in enumerate(w.input_size):
+            position = row // self.row_steps[axis] % self.extents[axis] * w.stride[axis] - w.pad_low[axis]
+            if self.planes[axis] > 1:
+                position = position + plane // math.prod(self.planes[axis + 1 :]) % self.planes[axis]
+            positions.append(position)
+            conditions += [position >= 0, position < size]
+        return positions, conditions
 
     @property
     def planes(self) -> tuple[int, ...]:
@@ -173,7 +196,7 @@ class HaloOutput(ChannelsFirstOutput):
     def from_image(cls, image: HaloImage) -> HaloOutput:
         """Return the output of the convolution of an image."""
         w = image.w
-        return cls(math.prod(w.output_size), w.O // w.groups, w.groups, w.N, get_itemsize(w.storage), image)
+        return cls(math.prod(w.output_size), w.O // w.groups, w.groups, w.N, get_itemsize(w.storage), image=image)
 
     @property
     def vector(self) -> int:

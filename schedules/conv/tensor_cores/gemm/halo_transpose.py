@@ -1,30 +1,20 @@
-"""Halo rows that warps transpose in shared memory, from channels-first pixels that were copied there as they lie.
+"""Halo rows that warps transpose in shared memory, from boxes of channels-first pixels that were copied there.
 
-The pixels of a plane are contiguous in memory, whatever its lines. They are divided into boxes of a fixed number of
-pixels. The boxes that a tile needs are copied to the stages of a pipeline, 16 channels at a time: by TMA if planes are
-multiples of 16 bytes, and else by the lanes of a warp, each a vector of pixels. `ldmatrix` loads 8 channels × 8 pixels,
-transposed, and `stmatrix` stores a chunk of 8 channels to the halo row of each pixel. A lane has the same pixels of all
-channels, so their rows are computed once per tile.
-
-A box has an odd number of 16-byte chunks per channel, so that the channels of a matrix are in distinct banks. A small
-plane that is no multiple of 16 bytes is a box of its own, which TMA copies as contiguous bytes: those of eight channels
-are whole chunks. Its rows are not aligned for `ldmatrix`, so a lane loads the elements of its pixel one by one, and
-likewise elements of 32 bits.
+Where boxes are aligned, `ldmatrix` loads 8 channels × 8 pixels, transposed, and `stmatrix` stores a chunk of 8 channels
+to the halo row of each pixel. A lane has the same pixels of all channels, so their rows are computed once per tile.
+The rows of a plane that is a box of its own are not aligned for `ldmatrix`. A lane then loads the elements of a halo
+row one by one, and likewise elements of 32 bits.
 """
 
 from __future__ import annotations
 
-import functools
 import math
 from dataclasses import dataclass
 
-import numpy as np
 from tvm.script import tirx as T  # noqa: N812  (TVM's own name for it)
 
-from tvmconv import tensor_map as maps
 from tvmconv.arithmetic import ceil_div, round_up
 from tvmconv.target import WARP_SIZE
-from tvmconv.workloads import Conv
 
 from ....tir_builder import (
     Buffer,
@@ -33,6 +23,7 @@ from ....tir_builder import (
     allocate,
     emit_ptx,
     if_,
+    is_below,
     items_loop,
     logical_and,
     serial_loop,
@@ -42,183 +33,16 @@ from ....tir_builder import (
 )
 from .atoms import ldmatrix_x4, stmatrix_x4
 from .cp_async import cp_async
-from .halo_image import HaloImage
+from .halo_boxes import GROUP, MATRIX_ITEMSIZE, PixelBoxes
 from .pipelines import AsyncPipeline, PipelineState, TmaPipeline
-from .plane_gather import PendingArrivals, count_vector_pixels
+from .plane_gather import PendingArrivals
 from .smem_layout import CHUNK_BYTES, SmemLayout
 from .tile_scheduler import KRange, WorkTile
 from .tma import tma_load
 
-GROUP = 8  # pixels, or channels, of a matrix of 16 bits
-BOX_CHANNELS = 16  # channels per copy
-MATRIX_ITEMSIZE = 2  # bytes per element of a matrix
 MATRICES = 4  # matrices that an instruction moves
-MAX_PLANE_PIXELS = 256  # pixels of the largest plane that is a box of its own
-NUM_TRANSPOSE_WARPS = 2
-NUM_TRANSPOSE_THREADS = NUM_TRANSPOSE_WARPS * WARP_SIZE
 MAX_SETS_IN_FLIGHT = 6  # sets of four matrices that a warp loads before it stores them
-TMA_ALIGNMENT_BYTES = 128  # alignment of a box in shared memory
-ROW_COST_BYTES = 32  # cost of a row of a TMA copy besides that of its bytes, an assumption
-UNUSED_BYTES = (
-    NUM_TRANSPOSE_THREADS * CHUNK_BYTES
-)  # shared memory to which lanes store pixels that the tile does not need
-
-
-def can_transpose(w: Conv) -> bool:
-    """Return whether boxes of a channels-first X can be copied: vectors of 4 bytes, or planes that are boxes."""
-    return count_vector_pixels(math.prod(w.input_size), HaloImage(w).itemsize) > 0 or copies_planes(w)
-
-
-def copies_planes(w: Conv) -> bool:
-    """Return whether boxes are planes, which are small and no multiples of 16 bytes."""
-    pixels, itemsize = math.prod(w.input_size), HaloImage(w).itemsize
-    is_misaligned = itemsize == MATRIX_ITEMSIZE and pixels * itemsize % CHUNK_BYTES > 0
-    return is_misaligned and pixels <= MAX_PLANE_PIXELS and w.C // w.groups % BOX_CHANNELS == 0
-
-
-@dataclass(frozen=True)
-class PixelBoxes:
-    """The boxes of pixels that a tile of halo rows needs; boxes are numbered over the batch."""
-
-    image: HaloImage  # the halo rows
-    block_m: int  # rows of the product per work tile
-    box_pixels: int  # pixels per box: an odd number of 16-byte chunks, or a whole plane
-    count: int  # boxes per tile
-
-    @property
-    def pixels(self) -> int:
-        """Pixels of a plane."""
-        return math.prod(self.image.w.input_size)
-
-    @property
-    def itemsize(self) -> int:
-        """Bytes per element."""
-        return self.image.itemsize
-
-    @property
-    def pitch_bytes(self) -> int:
-        """Bytes from a channel of a box to the next."""
-        return self.box_pixels * self.itemsize
-
-    @property
-    def vector(self) -> int:
-        """Pixels of the widest vector that does not cross the end of a plane; 0 if it is too small to copy."""
-        return count_vector_pixels(self.pixels, self.itemsize)
-
-    @property
-    def are_planes(self) -> bool:
-        """Whether boxes are planes."""
-        return copies_planes(self.image.w)
-
-    @property
-    def has_matrices(self) -> bool:
-        """Whether `ldmatrix` can load from boxes."""
-        return self.itemsize == MATRIX_ITEMSIZE and not self.are_planes
-
-    @property
-    def uses_tma(self) -> bool:
-        """Whether TMA can copy boxes."""
-        return self.are_planes or self.vector * self.itemsize == CHUNK_BYTES
-
-    @property
-    def per_plane(self) -> int:
-        """Boxes per plane."""
-        return ceil_div(self.pixels, self.box_pixels)
-
-    @property
-    def box_bytes(self) -> int:
-        """Bytes from a box in shared memory to the next."""
-        return round_up(BOX_CHANNELS * self.pitch_bytes, TMA_ALIGNMENT_BYTES)
-
-    @property
-    def nbytes(self) -> int:
-        """Bytes of the boxes of a tile in shared memory."""
-        return self.count * self.box_bytes
-
-    @property
-    def num_groups(self) -> int:
-        """Groups of eight pixels in the boxes of a tile."""
-        return ceil_div(self.count * self.box_pixels, GROUP)
-
-    @property
-    def tx_bytes(self) -> int:
-        """Bytes that TMA copies for a tile."""
-        return self.count * BOX_CHANNELS * self.pitch_bytes
-
-    def tensor_map(self) -> maps.TensorMap:
-        """Return the tensor map of X for boxes of channels × pixels, or of rows of chunks of eight channels."""
-        w = self.image.w
-        if self.are_planes:
-            pixels = max(d for d in range(1, maps.MAX_BOX_ELEMENTS // GROUP + 1) if self.pixels % d == 0)
-            box = (GROUP * pixels, self.pixels // pixels, BOX_CHANNELS // GROUP)
-            extents, strides = (*box[:2], w.N * w.C // GROUP), (GROUP * pixels, GROUP * self.pixels)
-            return maps.make_tiled_map(w.storage, self.itemsize, extents, strides, box, 0)
-        extents, strides = (self.pixels, w.C, w.N), (self.pixels, self.pixels * w.C)
-        box = (self.box_pixels, BOX_CHANNELS, 1)
-        return maps.make_tiled_map(w.storage, self.itemsize, extents, strides, box, 0)
-
-    def locate(self, box: Expr, channel: Expr) -> tuple[Expr, Expr, Expr]:
-        """Return the coordinates of a box in the tensor map; channels beyond the last one become zeros."""
-        image, box_idx, w = box // self.per_plane, box % self.per_plane, self.image.w
-        if self.are_planes:
-            chunk = image * (w.C // GROUP) + channel // GROUP
-            return 0, 0, T.Select(channel < w.C, chunk, w.N * w.C // GROUP)
-        return box_idx * self.box_pixels, channel, image
-
-    def first_box(self, first_row: Expr) -> Expr:
-        """Return the number of the first box of a tile."""
-        w, is_reset, pixel = self.image.w, False, 0
-        for axis, size in enumerate(w.input_size):
-            position = self._position(first_row, axis)
-            clamped = T.max(T.min(position, size - 1), 0)
-            pixel = pixel * size + (clamped if is_reset is False else T.Select(is_reset, 0, clamped))
-            is_negative = position < 0
-            is_reset = is_negative if is_reset is False else T.Or(is_reset, is_negative)
-        return first_row // math.prod(self.image.extents) * self.per_plane + pixel // self.box_pixels
-
-    def _position(self, row: Expr, axis: int) -> Expr:
-        """Return the coordinate of a halo row of the first plane along an axis, negative in front of the image."""
-        w, extents = self.image.w, self.image.extents
-        return row // math.prod(extents[axis + 1 :]) % extents[axis] * w.stride[axis] - w.pad_low[axis]
-
-
-@functools.lru_cache(maxsize=1024)
-def choose_pixel_boxes(w: Conv, block_m: int) -> PixelBoxes:
-    """Return the boxes for tiles of a size: those that are copied fastest by the number and length of their rows."""
-    image, pixels = HaloImage(w), math.prod(w.input_size)
-    vector, bounds = count_vector_pixels(pixels, image.itemsize), _list_pixel_bounds(image, block_m)
-    max_pixels = maps.MAX_BOX_ELEMENTS if vector * image.itemsize == CHUNK_BYTES else vector * WARP_SIZE
-    sizes = [pixels] if copies_planes(w) else range(3 * GROUP, max_pixels, 2 * GROUP)
-    options = []
-    for box_pixels in sizes:
-        per_plane = ceil_div(pixels, box_pixels)
-        first, last = (images * per_plane + bound // box_pixels for images, bound in bounds)
-        options.append(PixelBoxes(image, block_m, box_pixels, int((last - first).max()) + 1))
-    return min(options, key=lambda boxes: boxes.count * (boxes.pitch_bytes + ROW_COST_BYTES))
-
-
-def _list_pixel_bounds(image: HaloImage, block_m: int) -> list[tuple[np.ndarray, np.ndarray]]:
-    """Return the image and a bound of the pixel, of the first and the last row of each tile of a period."""
-    rows_per_image = math.prod(image.extents)
-    num_starts = min(ceil_div(image.num_rows, block_m), rows_per_image // math.gcd(rows_per_image, block_m))
-    first = np.arange(num_starts) * block_m
-    last = np.minimum(first + image.rows_per_plane(block_m) - 1, image.num_rows - 1)
-    ends = (first, False), (last, True)
-    return [(row // rows_per_image, _bound_pixel(image, row, is_upper=is_upper)) for row, is_upper in ends]
-
-
-def _bound_pixel(image: HaloImage, row: np.ndarray, *, is_upper: bool) -> np.ndarray:
-    """Return a pixel that is not behind those of the rows from `row` on, or not in front of those up to it."""
-    w, pixel = image.w, np.zeros_like(row)
-    is_first, is_last = np.zeros(row.shape, bool), np.zeros(row.shape, bool)
-    for axis, size in enumerate(w.input_size):
-        position = row // math.prod(image.extents[axis + 1 :]) % image.extents[axis] * w.stride[axis] - w.pad_low[axis]
-        position = position + (w.stride[axis] - 1 if is_upper else 0)
-        clamped = np.where(is_first, 0, np.where(is_last, size - 1, np.clip(position, 0, size - 1)))
-        pixel = pixel * size + clamped
-        is_first |= (position < 0) & ~is_last
-        is_last |= (position >= size) & is_upper & ~is_first
-    return pixel
+MAX_CHUNKS_IN_FLIGHT = 4  # chunks whose elements a lane loads before it stores them
 
 
 @dataclass(frozen=True)
@@ -229,19 +53,12 @@ class HaloTranspose:
     layout: SmemLayout  # layout of a stage of halo rows; its rows are those of all planes
     channels_per_group: int
     block_k: int  # channels per stage of halo rows
+    num_warps: int  # warps that transpose
 
     @property
-    def _image(self) -> HaloImage:
-        return self.boxes.image
-
-    @property
-    def _plane_rows(self) -> int:
-        return self.layout.rows // self._image.num_planes
-
-    @property
-    def _sets_per_warp(self) -> int:
-        """Sets of four groups of pixels that a warp transposes, for each eight channels."""
-        return ceil_div(self.boxes.num_groups, MATRICES * NUM_TRANSPOSE_WARPS)
+    def _copies_per_block(self) -> int:
+        """Copies of boxes for a stage of halo rows."""
+        return self.block_k // self.boxes.channels
 
     def produce_pixels(
         self, tile: WorkTile, k_range: KRange, tensor_map: Expr, pipeline: TmaPipeline, state: PipelineState
@@ -250,11 +67,11 @@ class HaloTranspose:
         boxes = self.boxes
         first_box = Register("first_box", value=boxes.first_box(tile.m)).value
         first_channel = tile.group * self.channels_per_group + k_range.first * self.block_k
-        with serial_loop(k_range.count * (self.block_k // BOX_CHANNELS), "copy") as copy:
+        with serial_loop(k_range.count * self._copies_per_block, "copy") as copy:
             pipeline.producer_acquire(state.index, state.phase)
             address, barrier = pipeline.stage_address(state.index), pipeline.full_barrier(state.index)
             for i in range(boxes.count):
-                coordinates = boxes.locate(first_box + i, first_channel + copy * BOX_CHANNELS)
+                coordinates = boxes.locate(first_box + i, first_channel + copy * boxes.channels)
                 tma_load(address + to_uint32(i * boxes.box_bytes), tensor_map, coordinates, barrier)
             state.advance()
 
@@ -269,21 +86,21 @@ class HaloTranspose:
         arrivals: PendingArrivals,
     ) -> None:
         """Start the copies of the boxes of a work tile for all of its channels; run by the lanes of a warp."""
-        boxes, w = self.boxes, self._image.w
+        boxes, w = self.boxes, self.boxes.image.w
         first_box = Register("first_box", value=boxes.first_box(tile.m)).value
         first_channel = tile.group * self.channels_per_group + k_range.first * self.block_k
         vectors_per_row, nbytes = boxes.box_pixels // boxes.vector, boxes.vector * boxes.itemsize
-        with serial_loop(k_range.count * (self.block_k // BOX_CHANNELS), "copy") as copy:
+        with serial_loop(k_range.count * self._copies_per_block, "copy") as copy:
             pipeline.producer_acquire(state.index, state.phase)
             address = pipeline.stage_address(state.index) + to_uint32(lane * nbytes)
-            channel = first_channel + copy * BOX_CHANNELS
+            channel = first_channel + copy * boxes.channels
             for i in range(boxes.count):
                 image, box = (first_box + i) // boxes.per_plane, (first_box + i) % boxes.per_plane
                 pixel = box * boxes.box_pixels + lane * boxes.vector
                 is_inside = logical_and(pixel < boxes.pixels, image < w.N)
                 index = (image * w.C + channel) * boxes.pixels + pixel
                 with if_(lane < vectors_per_row):
-                    for c in range(BOX_CHANNELS):
+                    for c in range(boxes.channels):
                         exists = is_inside
                         if self.channels_per_group % self.block_k:
                             exists = logical_and(is_inside, channel + c < w.C)
@@ -310,24 +127,23 @@ class HaloTranspose:
             thread: Index of this thread among those that transpose.
             pipelines: Stages of the boxes, and of the halo rows.
             states: Stages that are read, and filled, next.
-            unused: Shared-memory address of `UNUSED_BYTES`.
+            unused: Shared-memory address of `CHUNK_BYTES` for each transposing thread.
         """
         (boxes, rows), (boxes_state, rows_state) = pipelines, states
-        halo_rows = self._locate_rows(tile.m, thread)
-        num_registers = min(MAX_SETS_IN_FLIGHT, self._sets_per_warp)
-        registers = [allocate(f"matrices_{i}", MATRICES, "uint32") for i in range(num_registers)]
+        transpose: MatrixTranspose | ElementTranspose
+        if self.boxes.has_matrices:
+            transpose = MatrixTranspose(self.boxes, self.layout, self.num_warps, tile.m, thread, unused)
+        else:
+            transpose = ElementTranspose(self.boxes, self.layout, self.num_warps, tile.m, thread)
         with serial_loop(k_range.count, "k_block") as k_block:
             rows.producer_acquire(rows_state.index, rows_state.phase)
             address = rows.stage_address(rows_state.index)
-            with if_(k_block < rows.stages):  # later blocks of the tile have zeros in the same rows
-                self._clear_rows(tile.m, thread, address)
-            with serial_loop(self.block_k // BOX_CHANNELS, "copy") as copy:
+            if isinstance(transpose, MatrixTranspose):
+                with if_(k_block < rows.stages):  # later blocks of the tile have zeros in the same rows
+                    transpose.clear_rows(address)
+            with serial_loop(self._copies_per_block, "copy") as copy:
                 boxes.consumer_wait(boxes_state.index, boxes_state.phase)
-                for chunk in range(BOX_CHANNELS // self._chunk):
-                    offset = chunk * self._chunk * self.boxes.pitch_bytes
-                    source = boxes.stage_address(boxes_state.index) + to_uint32(offset)
-                    chunk_idx = copy * (BOX_CHANNELS // self._chunk) + chunk
-                    self._transpose(registers, halo_rows, thread, source, address, chunk_idx, unused)
+                transpose.move(boxes.stage_address(boxes_state.index), address, copy)
                 emit_ptx("bar.warp.sync", T.uint32(0xFFFFFFFF))
                 with if_(thread % WARP_SIZE == 0):
                     boxes.consumer_arrive(boxes_state.index)
@@ -335,22 +151,43 @@ class HaloTranspose:
             rows.producer_commit(rows_state.index)
             rows_state.advance()
 
-    @property
-    def _chunk(self) -> int:
-        """Channels per chunk of a halo row."""
-        return CHUNK_BYTES // self.boxes.itemsize
 
-    def _group(self, set_idx: int, thread: Expr) -> Expr:
+class MatrixTranspose:
+    """Moves 8 channels × 8 pixels at a time from boxes to the halo rows of these pixels.
+
+    Args:
+        boxes: The boxes of a tile.
+        layout: Layout of a stage of halo rows.
+        num_warps: Warps that transpose.
+        first_row: First halo row of the tile.
+        thread: Index of this thread among those that transpose.
+        unused: Shared-memory address of `CHUNK_BYTES` for each thread, for pixels that the tile does not need.
+    """
+
+    def __init__(
+        self, boxes: PixelBoxes, layout: SmemLayout, num_warps: int, first_row: Expr, thread: Expr, unused: Expr
+    ) -> None:
+        self._boxes, self._layout, self._num_warps = boxes, layout, num_warps
+        self._first_row, self._thread = first_row, thread
+        self._unused = unused + to_uint32(thread * CHUNK_BYTES)
+        self._plane_rows = layout.rows // boxes.image.num_planes
+        self._num_sets = ceil_div(boxes.num_groups, MATRICES * num_warps)  # of four groups of pixels, of this warp
+        self._halo_rows = self._locate_rows()
+        num_registers = min(MAX_SETS_IN_FLIGHT, self._num_sets)
+        self._registers = [allocate(f"matrices_{i}", MATRICES, "uint32") for i in range(num_registers)]
+
+    def _group(self, set_idx: int) -> Expr:
         """Return the group of pixels of the matrix whose row this lane addresses."""
-        return (set_idx * NUM_TRANSPOSE_WARPS + thread // WARP_SIZE) * MATRICES + thread % WARP_SIZE // GROUP
+        thread = self._thread
+        return (set_idx * self._num_warps + thread // WARP_SIZE) * MATRICES + thread % WARP_SIZE // GROUP
 
-    def _locate_rows(self, first_row: Expr, thread: Expr) -> list[Expr]:
+    def _locate_rows(self) -> list[Expr]:
         """Compute the row in shared memory of this lane's pixel in each set; the number of rows if there is none."""
-        boxes, image, w = self.boxes, self._image, self._image.w
-        first_box = Register("first_box", value=boxes.first_box(first_row)).value
+        boxes, image, w = self._boxes, self._boxes.image, self._boxes.image.w
+        first_box = Register("first_box", value=boxes.first_box(self._first_row)).value
         rows = []
-        for set_idx in range(self._sets_per_warp):
-            pixel_in_tile = self._group(set_idx, thread) * GROUP + thread % GROUP
+        for set_idx in range(self._num_sets):
+            pixel_in_tile = self._group(set_idx) * GROUP + self._thread % GROUP
             box = first_box + pixel_in_tile // boxes.box_pixels
             pixel = box % boxes.per_plane * boxes.box_pixels + pixel_in_tile % boxes.box_pixels
             conditions = [pixel_in_tile < boxes.count * boxes.box_pixels, pixel < boxes.pixels]
@@ -362,75 +199,124 @@ class HaloTranspose:
                 if w.stride[axis] > image.planes[axis]:
                     conditions.append(padded % w.stride[axis] < image.planes[axis])
                 plane = plane * image.planes[axis] + padded % w.stride[axis]
-            row = Register("row", value=row - first_row).value
+            row = Register("row", value=row - self._first_row).value
             conditions += [row >= 0, row < self._plane_rows]
             if image.num_planes > 1:
                 row = row + plane * self._plane_rows
-            row = T.Select(logical_and(*conditions), row, self.layout.rows)
+            row = T.Select(logical_and(*conditions), row, self._layout.rows)
             rows.append(Register(f"row_{set_idx}", value=row).value)
         return rows
 
-    def _clear_rows(self, first_row: Expr, thread: Expr, address: Expr) -> None:
-        """Set the rows to zero that belong to no pixel."""
-        image, w, zeros = self._image, self._image.w, allocate("zeros", 4, "uint32")
+    def clear_rows(self, address: Expr) -> None:
+        """Set the rows of a stage to zero that belong to no pixel."""
+        image, zeros = self._boxes.image, allocate("zeros", 4, "uint32")
         for e in range(4):
             store(zeros, e, T.uint32(0))
-        with items_loop(self.layout.rows, thread, NUM_TRANSPOSE_THREADS) as item:
-            row, plane = first_row + item % self._plane_rows, item // self._plane_rows
-            conditions = [row < image.num_rows]
-            for axis, size in enumerate(w.input_size):
-                position = row // image.row_steps[axis] % image.extents[axis] * w.stride[axis] - w.pad_low[axis]
-                if image.planes[axis] > 1:
-                    position = position + plane // math.prod(image.planes[axis + 1 :]) % image.planes[axis]
-                conditions += [position >= 0, position < size]
+        with items_loop(self._layout.rows, self._thread, self._num_warps * WARP_SIZE) as item:
+            row, plane = self._first_row + item % self._plane_rows, item // self._plane_rows
+            _, conditions = image.locate_row(row, plane)
             with if_(T.Not(logical_and(*conditions))):
-                for chunk in range(self.layout.row_bytes // CHUNK_BYTES):
-                    store_shared(address + self.layout.swizzled_offset(item, chunk), zeros, CHUNK_BYTES)
+                for chunk in range(self._layout.row_bytes // CHUNK_BYTES):
+                    store_shared(address + self._layout.swizzled_offset(item, chunk), zeros, CHUNK_BYTES)
 
-    def _transpose(
-        self,
-        registers: list[Buffer],
-        halo_rows: list[Expr],
-        thread: Expr,
-        source: Expr,
-        address: Expr,
-        chunk_idx: Expr,
-        unused: Expr,
-    ) -> None:
+    def move(self, source: Expr, address: Expr, copy: Expr) -> None:
+        """Move the pixels of this warp from a stage of boxes to a stage of halo rows."""
+        chunks_per_copy = self._boxes.channels // GROUP
+        for chunk in range(chunks_per_copy):
+            first_channel = source + to_uint32(chunk * GROUP * self._boxes.pitch_bytes)
+            self._move_chunk(first_channel, address, copy * chunks_per_copy + chunk)
+
+    def _move_chunk(self, source: Expr, address: Expr, chunk: Expr) -> None:
         """Move eight channels of all pixels of this warp."""
-        boxes, groups_per_box = self.boxes, self.boxes.box_pixels // GROUP
-        lane_unused = unused + to_uint32(thread * CHUNK_BYTES)
-        for first in range(0, self._sets_per_warp, len(registers)):
-            rows = halo_rows[first : first + len(registers)]
-            for i, matrices in enumerate(registers[: len(rows)]):
-                if not boxes.has_matrices:
-                    self._load_elements(matrices, self._group(first + i, thread) * GROUP + thread % GROUP, source)
-                    continue
-                group = T.min(self._group(first + i, thread), boxes.num_groups - 1)
+        boxes, groups_per_box = self._boxes, self._boxes.box_pixels // GROUP
+        for first in range(0, self._num_sets, len(self._registers)):
+            rows = self._halo_rows[first : first + len(self._registers)]
+            for i, matrices in enumerate(self._registers[: len(rows)]):
+                group = T.min(self._group(first + i), boxes.num_groups - 1)
                 offset = group // groups_per_box * boxes.box_bytes + group % groups_per_box * CHUNK_BYTES
-                words = [matrices[e] for e in range(MATRICES)]
-                ldmatrix_x4(words, source + to_uint32(offset + thread % GROUP * boxes.pitch_bytes), transposed=True)
-            for row, matrices in zip(rows, registers, strict=False):
-                destination = address + self.layout.swizzled_offset(row, chunk_idx)
-                destination = T.Select(row < self.layout.rows, destination, lane_unused)
-                if not boxes.has_matrices:
-                    store_shared(destination, matrices, CHUNK_BYTES)
-                else:
-                    stmatrix_x4(destination, [matrices[e] for e in range(MATRICES)])
+                row = source + to_uint32(offset + self._thread % GROUP * boxes.pitch_bytes)
+                ldmatrix_x4([matrices[e] for e in range(MATRICES)], row, transposed=True)
+            for row, matrices in zip(rows, self._registers, strict=False):
+                destination = address + self._layout.swizzled_offset(row, chunk)
+                destination = T.Select(row < self._layout.rows, destination, self._unused)
+                stmatrix_x4(destination, [matrices[e] for e in range(MATRICES)])
 
-    def _load_elements(self, chunk: Buffer, pixel: Expr, source: Expr) -> None:
-        """Load a chunk of channels of a pixel of the boxes, element by element."""
-        boxes = self.boxes
-        pixel = T.min(pixel, boxes.count * boxes.box_pixels - 1)
-        offset = pixel // boxes.box_pixels * boxes.box_bytes + pixel % boxes.box_pixels * boxes.itemsize
-        addresses = [source + to_uint32(offset + c * boxes.pitch_bytes) for c in range(self._chunk)]
+
+class ElementTranspose:
+    """Gathers each halo row from boxes element by element; rows that belong to no pixel become zeros.
+
+    Several threads share the chunks of a row if rows are few.
+
+    Args:
+        boxes: The boxes of a tile.
+        layout: Layout of a stage of halo rows.
+        num_warps: Warps that transpose.
+        first_row: First halo row of the tile.
+        thread: Index of this thread among those that transpose.
+    """
+
+    def __init__(self, boxes: PixelBoxes, layout: SmemLayout, num_warps: int, first_row: Expr, thread: Expr) -> None:
+        self._boxes, self._layout = boxes, layout
+        num_threads, padded_rows = num_warps * WARP_SIZE, round_up(layout.rows, WARP_SIZE)
+        self._threads_per_row = max(1, num_threads // padded_rows)
+        self._rows_per_pass = padded_rows if self._threads_per_row > 1 else num_threads
+        self._slice, self._num_sets = thread // self._rows_per_pass, ceil_div(layout.rows, self._rows_per_pass)
+        self._is_active = is_below(self._slice, self._threads_per_row, ceil_div(num_threads, self._rows_per_pass))
+        first_box = Register("first_box", value=boxes.first_box(first_row)).value
+        self._rows = [set_idx * self._rows_per_pass + thread % self._rows_per_pass for set_idx in range(self._num_sets)]
+        self._offsets = [self._locate_pixel(first_row, row, first_box) for row in self._rows]
+
+    @property
+    def _chunk(self) -> int:
+        """Channels per chunk of a halo row."""
+        return CHUNK_BYTES // self._boxes.itemsize
+
+    def _locate_pixel(self, first_row: Expr, row: Expr, first_box: Expr) -> Expr:
+        """Compute the offset of a row's pixel in a stage of boxes in bytes; -1 if it has none."""
+        boxes, image = self._boxes, self._boxes.image
+        plane_rows = self._layout.rows // image.num_planes
+        halo_row = Register("halo_row", value=first_row + row % plane_rows).value
+        positions, conditions = image.locate_row(halo_row, row // plane_rows)
+        pixel: Expr = 0
+        for size, position in zip(image.w.input_size, positions, strict=True):
+            pixel = pixel * size + position
+        box = halo_row // math.prod(image.extents) * boxes.per_plane + pixel // boxes.box_pixels - first_box
+        offset = box * boxes.box_bytes + pixel % boxes.box_pixels * boxes.itemsize
+        is_row = is_below(row, self._layout.rows, self._rows_per_pass * self._num_sets)
+        return Register("offset", value=T.Select(logical_and(is_row, *conditions), offset, -1)).value
+
+    def move(self, source: Expr, address: Expr, copy: Expr) -> None:
+        """Move the rows of this thread from a stage of boxes to a stage of halo rows."""
+        chunks = self._boxes.channels // self._chunk
+        passes = ceil_div(chunks, self._threads_per_row)
+        items = [(set_idx, i) for set_idx in range(self._num_sets) for i in range(passes)]
+        registers = [allocate(f"chunk_{i}", 4, "uint32") for i in range(min(MAX_CHUNKS_IN_FLIGHT, len(items)))]
+        for first in range(0, len(items), len(registers)):
+            batch = items[first : first + len(registers)]
+            chunk_indices = [i * self._threads_per_row + self._slice for _, i in batch]
+            for (set_idx, _), chunk, words in zip(batch, chunk_indices, registers, strict=False):
+                self._load(words, self._offsets[set_idx], source, T.min(chunk, chunks - 1))
+            for (set_idx, _), chunk, words in zip(batch, chunk_indices, registers, strict=False):
+                row = self._rows[set_idx]
+                is_row = is_below(row, self._layout.rows, self._rows_per_pass * self._num_sets)
+                is_chunk = is_below(chunk, chunks, passes * self._threads_per_row)
+                with if_(logical_and(is_row, is_chunk, self._is_active)):
+                    store_shared(address + self._layout.swizzled_offset(row, copy * chunks + chunk), words, CHUNK_BYTES)
+
+    def _load(self, words: Buffer, offset: Expr, source: Expr, chunk: Expr) -> None:
+        """Load a chunk of channels of a pixel, or zeros if the offset is negative."""
+        boxes = self._boxes
+        first = source + to_uint32(T.max(offset, 0) + chunk * (self._chunk * boxes.pitch_bytes))
+        addresses = [first + to_uint32(c * boxes.pitch_bytes) for c in range(self._chunk)]
         if boxes.itemsize > MATRIX_ITEMSIZE:
             for c, address in enumerate(addresses):
-                emit_ptx("ld.shared.b32", chunk[c], address)
-            return
-        halves = allocate("halves", GROUP, "uint16")
-        for c, address in enumerate(addresses):
-            emit_ptx("ld.shared.b16", halves[c], address)
-        for word in range(MATRICES):
-            low, high = (T.Cast("uint32", halves[2 * word + e]) for e in range(2))
-            store(chunk, word, low | T.shift_left(high, T.uint32(16)))
+                emit_ptx("ld.shared.b32", words[c], address)
+        else:
+            halves = allocate("halves", GROUP, "uint16")
+            for c, address in enumerate(addresses):
+                emit_ptx("ld.shared.b16", halves[c], address)
+            for word in range(4):
+                low, high = (T.Cast("uint32", halves[2 * word + e]) for e in range(2))
+                store(words, word, low | T.shift_left(high, T.uint32(16)))
+        for word in range(4):
+            store(words, word, T.Select(offset >= 0, words[word], T.uint32(0)))

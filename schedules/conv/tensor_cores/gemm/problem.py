@@ -114,7 +114,8 @@ def make_fprop(w: Conv, rows_per_copy: int, shares_taps: bool = False, input_box
         loader = PixelMatrix(w.storage, shape.m, w.C)
     major = Major.K
     if input_box_pixels:
-        loader, major = ChannelsFirstPixels(w.storage, w.N, w.C, math.prod(w.input_size)), Major.MN
+        pixels = math.prod(w.input_size)
+        loader, major = ChannelsFirstPixels(w.storage, w.N, w.C, pixels, rows_per_image=pixels), Major.MN
     filters = FilterMatrix(w.storage, w.O, w.kernel, shape.channels_per_group)
     return ConvProblem(
         shape,

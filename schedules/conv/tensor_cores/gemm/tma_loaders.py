@@ -404,17 +404,18 @@ class ChannelsFirstPixels:
     images: int  # number of images
     channels: int  # number of channels
     pixels: int  # pixels of an image; a row of them is a multiple of 16 bytes
+    rows_per_image: int  # rows of the product per image, a multiple of the pixels of a box; those behind are zeros
 
     def tensor_map(self, box_pixels: int, box_channels: int, swizzle_bytes: int) -> maps.TensorMap:
-        """Return the tensor map for boxes of channels × pixels; `box_pixels` divides the pixels of an image."""
+        """Return the tensor map for boxes of channels × pixels."""
         extents, strides = (self.pixels, self.channels, self.images), (self.pixels, self.pixels * self.channels)
         box, itemsize = (box_pixels, box_channels, 1), get_itemsize(self.dtype)
         return maps.make_tiled_map(self.dtype, itemsize, extents, strides, box, swizzle_bytes)
 
     def locate(self, row: Expr, name: str) -> Position:
         """Compute the pixel and the image of a row of the product."""
-        pixel = Register(f"{name}_pixel", value=row % self.pixels)
-        image = Register(f"{name}_image", value=row // self.pixels)
+        pixel = Register(f"{name}_pixel", value=row % self.rows_per_image)
+        image = Register(f"{name}_image", value=row // self.rows_per_image)
         return (pixel.value, image.value)
 
     def load(self, destination: Expr, copy: TmaCopy, position: Position, k: Sequence[Expr]) -> None:

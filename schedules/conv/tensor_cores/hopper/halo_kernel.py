@@ -1,8 +1,8 @@
 """Kernel of `hopper` for a channels-first X whose filter taps share a tile of halo rows.
 
 The roles of a CTA are consumer warpgroups, which multiply and store, a warp whose first thread loads filters by TMA,
-and three warps for pixels of X. These load vectors and transpose them in registers, or one warp copies boxes, which the
-others transpose in shared memory. No array is converted in global memory.
+and further warps for pixels of X. These load vectors and transpose them in registers, or one warp copies boxes, which
+the others transpose in shared memory. No array is converted in global memory.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ from tvmconv.workloads.dtypes import get_itemsize
 from ....tir_builder import (
     Buffer,
     Expr,
+    Register,
     allocate,
     declare_tensor_map,
     emit_alternatives,
@@ -37,7 +38,7 @@ from ..gemm.epilogue_tile import EpilogueTile
 from ..gemm.halo_image import HaloOutput
 from ..gemm.halo_loader import HaloLoader
 from ..gemm.halo_mainloop import HaloMainloop
-from ..gemm.halo_transpose import NUM_TRANSPOSE_THREADS, NUM_TRANSPOSE_WARPS, HaloTranspose
+from ..gemm.halo_transpose import HaloTranspose
 from ..gemm.pipelines import AsyncPipeline, PipelineState, TmaPipeline, fence_barrier_init
 from ..gemm.plane_epilogue import PlaneEpilogue, can_store_planes, make_plane_map
 from ..gemm.plane_gather import PendingArrivals
@@ -46,7 +47,7 @@ from ..gemm.smem_layout import SWIZZLE_ALIGNMENT_BYTES, SmemLayout
 from ..gemm.tile_scheduler import KRange, TileScheduler, WorkTile
 from ..gemm.tma import prefetch_tensor_maps
 from ..gemm.wgmma_mainloop import OperandTile
-from .halo_tile import BOX_STAGES, HALO_STAGES, NUM_LOADER_WARPS, HaloTile
+from .halo_tile import HALO_STAGES, HaloTile
 from .tile_config import HopperTileConfig
 
 
@@ -167,9 +168,9 @@ def list_pixel_loaders(
         pixel_map: Tensor map of these pixels, if TMA copies them.
     """
     halo, cta, thread, k_range, rows_state = state.halo, state.cta, state.cta.thread, state.k_range, state.states[0]
-    channels, first_warp = halo.shape.channels_per_group, state.filter_warp + 1
+    channels, first_warp, num_warps = halo.shape.channels_per_group, state.filter_warp + 1, int(halo.num_loader_warps)
     if boxes is None:
-        loader = HaloLoader(halo.image, mainloop.a_layout, halo.config.block_m, source, channels, NUM_LOADER_WARPS)
+        loader = HaloLoader(halo.image, mainloop.a_layout, halo.config.block_m, source, channels, num_warps)
 
         def load_vectors() -> None:
             index = thread.thread - first_warp * WARP_SIZE
@@ -177,8 +178,8 @@ def list_pixel_loaders(
                 mainloop.produce_input(loader, tile, k_range, index, state.rows, rows_state)
 
         return [(thread.warp >= first_warp, load_vectors)]
-    transpose = HaloTranspose(halo.boxes, mainloop.a_layout, channels, mainloop.block_k)
-    boxes_state = PipelineState("box", BOX_STAGES)
+    transpose = HaloTranspose(halo.boxes, mainloop.a_layout, channels, mainloop.block_k, num_warps)
+    boxes_state = PipelineState("box", halo.boxes.num_stages)
 
     def copy_boxes() -> None:
         if not isinstance(boxes, AsyncPipeline):
@@ -191,7 +192,7 @@ def list_pixel_loaders(
         arrivals.drain()
 
     def transpose_boxes() -> None:
-        index = thread.thread % NUM_TRANSPOSE_THREADS  # they are the last threads of a warpgroup
+        index = Register("loader_thread", value=thread.thread - (first_warp + 1) * WARP_SIZE).value
         unused = state.smem + to_uint32(int(halo.unused_offset_bytes))
         with state.tiles.work_tiles(cta.index) as tile:
             pipelines, states = (boxes, state.rows), (boxes_state, rows_state)
@@ -269,7 +270,7 @@ def make_halo_pipelines(halo: HaloTile, mainloop: HaloMainloop, smem: Expr) -> t
         HALO_STAGES,
         0,
         config.warpgroups,
-        num_producers=NUM_TRANSPOSE_THREADS if halo.uses_boxes else NUM_LOADER_WARPS * WARP_SIZE,
+        num_producers=int(halo.num_loader_warps) * WARP_SIZE,
     )
     b_pipeline = TmaPipeline(
         smem + to_uint32(int(halo.input_bytes)),
@@ -289,13 +290,14 @@ def make_box_pipeline(halo: HaloTile, smem: Expr) -> TmaPipeline:
         smem + to_uint32(int(halo.boxes_offset_bytes)),
         halo.boxes.nbytes,
         smem + to_uint32(int(halo.barrier_offset_bytes)),
-        BOX_STAGES,
+        halo.boxes.num_stages,
     )
+    num_consumers = int(halo.num_loader_warps)
     first_barrier = 2 * (HALO_STAGES + halo.config.stages)
     if halo.copies_by_tma:
-        return TmaPipeline(*stages, halo.boxes.tx_bytes, NUM_TRANSPOSE_WARPS, first_barrier=first_barrier)
+        return TmaPipeline(*stages, halo.boxes.tx_bytes, num_consumers, first_barrier=first_barrier)
     return AsyncPipeline(
-        *(*stages, 0, NUM_TRANSPOSE_WARPS),
+        *(*stages, 0, num_consumers),
         first_barrier=first_barrier,
         num_producers=WARP_SIZE,
         fenced_by="none",

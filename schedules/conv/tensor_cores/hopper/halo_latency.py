@@ -17,21 +17,22 @@ from tvmconv.fitted_latency import H200_FIT
 from tvmconv.target import WARP_SIZE
 from tvmconv.workloads import Conv
 
-from ..gemm.halo_transpose import BOX_CHANNELS, choose_pixel_boxes
+from ..gemm.halo_boxes import BOX_CHANNELS, choose_pixel_boxes
 from ..gemm.plane_epilogue import can_store_planes
 from ..implicit_gemm_shape import ImplicitGemmShape
 from ..latency_model import bound_by_memory, combine_overlapping_times, estimate_k_tile_us
 from .constraints import isa_constraints, resource_constraints
 from .halo_tile import HaloTile, halo_constraints
-from .tile_config import BLOCK_K_BYTES_CHOICES, HALO, KNOB_OPTIONS, HopperTileConfig
+from .tile_config import BLOCK_K_BYTES_CHOICES, HALO, KNOB_OPTIONS, PRODUCER_WARPGROUPS_CHOICES, HopperTileConfig
 from .tma_requirements import WGMMA_K_BYTES, WGMMA_M
 
-LOADER_BYTES_PER_US = 34e3  # of the loading warps of a CTA, in vectors of at least `LOADER_VECTOR_BYTES`
+LOADER_BYTES_PER_US = 11e3  # of a loading warp, in vectors of at least `LOADER_VECTOR_BYTES`
 LOADER_VECTOR_BYTES = 8
-MATRICES_PER_US = 520.0  # matrices of 8 × 8 that the transposing warps of a CTA move, an assumption
+MATRICES_PER_US = 260.0  # matrices of 8 × 8 that a transposing warp moves, an assumption
 ELEMENTS_RATIO = 4.0  # cost of a matrix whose elements are loaded one by one; on 7 × 7 pixels, on an H100
-BLOCK_TRANSPOSE_US = 0.2  # zeros and barriers of a channel block, an assumption
+COPY_TRANSPOSE_US = 0.05  # barriers of a copy of boxes, an assumption
 MATRIX_BYTES = 128
+SMEM_MOVES = 3  # how often pixels pass through shared memory: copied there, loaded for the transpose, and stored
 NARROW_COPIES_PER_US = 36.0  # cp.async of a warp per SM in vectors of less than 16 bytes; on 14 × 14 pixels, on an H100
 LOADER_WAIT_US = 1.0  # until the first vectors of a channel block have arrived
 BOX_STORE_RATIO = 2.0  # `STORE_RATIO` where boxes are transposed in shared memory, an assumption
@@ -52,12 +53,14 @@ def estimate_halo_latency_us(config: HopperTileConfig, w: Conv) -> Any:
     macs = config.block_m * config.block_n * config.block_k(shape.itemsize)
     num_wgmmas = config.block_k_bytes // WGMMA_K_BYTES * (config.block_m // WGMMA_M)
     row_bytes = halo.rows * config.block_k_bytes
-    smem_bytes = num_wgmmas * (WGMMA_M + config.block_n) * WGMMA_K_BYTES + halo.filter_stage_bytes + row_bytes / taps
+    moved_bytes = row_bytes * np.where(halo.uses_boxes, SMEM_MOVES, 1)
+    smem_bytes = num_wgmmas * (WGMMA_M + config.block_n) * WGMMA_K_BYTES + halo.filter_stage_bytes + moved_bytes / taps
     tma_us = ctas_per_sm * config.block_n / params.tma_rows_per_us
     tap_us = estimate_k_tile_us(ctas_per_sm, macs, smem_bytes, shape.itemsize, params, tma_us, params.k_tile_us)
     stage_wait_us = params.stage_reuse_k_tiles * tap_us / np.minimum(config.stages, halo.blocks_per_cta * taps)
     vector_bytes = image.input_vector * image.itemsize
-    copy_us = ctas_per_sm * row_bytes / LOADER_BYTES_PER_US * max(1, LOADER_VECTOR_BYTES / vector_bytes)
+    loader_rate = LOADER_BYTES_PER_US * halo.num_loader_warps
+    copy_us = ctas_per_sm * row_bytes / loader_rate * max(1, LOADER_VECTOR_BYTES / vector_bytes)
     transpose_us = _estimate_transpose_us(halo)
     loader_us = LOADER_WAIT_US + np.where(halo.uses_boxes, transpose_us, copy_us)
     exposed_us = np.where(halo.uses_boxes, ctas_per_sm * transpose_us, loader_us)  # copies are ahead of the transpose
@@ -80,9 +83,12 @@ def _estimate_transpose_us(halo: HaloTile) -> Any:
     """Return the time of the transpose of a channel block in shared memory."""
     if not np.any(halo.uses_boxes):
         return 0.0
-    matrices = halo.box_stage_bytes / BOX_CHANNELS * halo.config.block_k(halo.shape.itemsize) / MATRIX_BYTES
-    boxes = choose_pixel_boxes(halo.image.w, WGMMA_M)  # of any size of the tile
-    transpose_us = BLOCK_TRANSPOSE_US + matrices / (MATRICES_PER_US / (1 if boxes.has_matrices else ELEMENTS_RATIO))
+    num_copies = halo.block_k / halo.of_boxes(lambda boxes: boxes.channels)
+    matrices = num_copies * halo.of_boxes(lambda boxes: boxes.nbytes) / MATRIX_BYTES
+    boxes = choose_pixel_boxes(halo.image.w, WGMMA_M, BOX_CHANNELS)  # of any size of the tile
+    row_matrices = halo.rows * halo.config.block_k_bytes / MATRIX_BYTES
+    moved = matrices if boxes.has_matrices else ELEMENTS_RATIO * row_matrices
+    transpose_us = num_copies * COPY_TRANSPOSE_US + moved / (MATRICES_PER_US * halo.num_loader_warps)
     copies = 0 if boxes.uses_tma else matrices * MATRIX_BYTES / (WARP_SIZE * boxes.vector * boxes.itemsize)
     return np.maximum(transpose_us, copies / NARROW_COPIES_PER_US)
 
@@ -94,6 +100,7 @@ def list_best_halo_tiles(
     """Return the configs of a loader of halo rows that have the best estimates, one for each size of the tile."""
     options = {name: values for name, values in KNOB_OPTIONS.items() if not name.startswith("cluster")}
     options["block_k_bytes"] = [size for size in BLOCK_K_BYTES_CHOICES if size >= min_block_k_bytes]
+    options["producer_warpgroups"] = PRODUCER_WARPGROUPS_CHOICES
     tiles = HopperTileConfig.from_options(options, cluster_m=1, cluster_n=1, input_loader=loader)
     tiles = tiles.select_meeting([*isa_constraints(w), *resource_constraints(w), *halo_constraints(w)])
     best: dict[tuple[int, int], HopperTileConfig] = {}

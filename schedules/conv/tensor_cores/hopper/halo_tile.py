@@ -10,13 +10,14 @@ from typing import Any
 import numpy as np
 
 from tvmconv.arithmetic import ceil_div, round_up
-from tvmconv.target import MAX_REGISTERS_PER_THREAD, REGISTERS_PER_MULTIPROCESSOR, WARPGROUP_SIZE
+from tvmconv.target import MAX_REGISTERS_PER_THREAD, REGISTERS_PER_MULTIPROCESSOR, WARP_SIZE, WARPGROUP_SIZE
 from tvmconv.workloads import Conv, epilogue
 from tvmconv.workloads.dtypes import get_itemsize
 
 from ...tile_config import Rule
+from ..gemm.halo_boxes import BOX_CHANNELS, MAX_STAGES, PixelBoxes, choose_pixel_boxes
 from ..gemm.halo_image import HaloImage, flatten_pixels
-from ..gemm.halo_transpose import BOX_CHANNELS, UNUSED_BYTES, PixelBoxes, choose_pixel_boxes
+from ..gemm.smem_layout import CHUNK_BYTES
 from ..implicit_gemm_shape import ACCUMULATOR_BYTES, ImplicitGemmShape
 from ..latency_model import count_ctas_per_sm
 from .constraints import MAX_ACCUMULATORS, MAX_SHARED_BYTES
@@ -36,8 +37,7 @@ from .tile_config import (
 HALO_STAGES = 2  # channel blocks of halo rows in shared memory
 LOADER_REGISTERS = 116  # registers per thread of a loading warp
 STMATRIX_COLUMNS = 16  # channels that a warp transposes at a time on their way to shared memory
-BOX_STAGES = 4  # stages of channels-first pixels that TMA copies to shared memory
-NUM_LOADER_WARPS = 3  # warps that load halo rows; the fourth one of their warpgroup loads filters
+MAX_BLOCK_K = 1 << 10  # channels of a block are fewer
 
 
 @dataclass(frozen=True)
@@ -83,21 +83,38 @@ class HaloTile:
         return np.equal(self.config.input_loader, HALO_SMEM)
 
     @property
-    def boxes(self) -> PixelBoxes:
-        """Boxes of pixels of one config's tile."""
-        return choose_pixel_boxes(self.image.w, int(self.config.block_m))
+    def num_loader_warps(self) -> Any:
+        """Warps that load halo rows or transpose them; one of the others loads filters, and one copies boxes."""
+        num_warps = self.config.producer_warpgroups * (WARPGROUP_SIZE // WARP_SIZE)
+        return num_warps - np.where(self.uses_boxes, 2, 1)
 
     @property
-    def box_stage_bytes(self) -> Any:
-        """Shared memory of a stage of channels-first pixels in bytes."""
-        return _look_up(lambda block_m: choose_pixel_boxes(self.image.w, block_m).nbytes, self.config.block_m)
+    def boxes(self) -> PixelBoxes:
+        """Boxes of pixels of one config's tile."""
+        return choose_pixel_boxes(self.image.w, int(self.config.block_m), int(self.block_k))
+
+    @property
+    def block_k(self) -> Any:
+        """Channels per channel block."""
+        return self.config.block_k(get_itemsize(self.w.storage))
+
+    def of_boxes(self, evaluate: Callable[[PixelBoxes], int]) -> Any:
+        """Return a property of the boxes of each config."""
+        sizes, w = self.config.block_m * MAX_BLOCK_K + self.block_k, self.image.w
+        return _look_up(lambda size: evaluate(choose_pixel_boxes(w, *divmod(size, MAX_BLOCK_K))), sizes)
+
+    @property
+    def box_stages_bytes(self) -> Any:
+        """Shared memory of all stages of channels-first pixels in bytes."""
+        return self.of_boxes(lambda boxes: boxes.num_stages * boxes.nbytes)
 
     @property
     def boxes_bytes(self) -> Any:
         """Shared memory of channels-first pixels in bytes, and for those that a tile does not need."""
         if not np.any(self.uses_boxes):
             return 0
-        box_bytes = round_up(BOX_STAGES * self.box_stage_bytes + UNUSED_BYTES, SWIZZLE_ALIGNMENT_BYTES)
+        unused_bytes = self.num_loader_warps * (WARP_SIZE * CHUNK_BYTES)
+        box_bytes = round_up(self.box_stages_bytes + unused_bytes, SWIZZLE_ALIGNMENT_BYTES)
         return np.where(self.uses_boxes, box_bytes, 0)
 
     @property
@@ -108,7 +125,7 @@ class HaloTile:
     @property
     def unused_offset_bytes(self) -> Any:
         """Shared-memory offset of pixels that a tile does not need."""
-        return self.boxes_offset_bytes + BOX_STAGES * self.box_stage_bytes
+        return self.boxes_offset_bytes + self.box_stages_bytes
 
     @property
     def mainloop_bytes(self) -> Any:
@@ -157,13 +174,13 @@ class HaloTile:
     @property
     def smem_bytes(self) -> Any:
         """Dynamic shared memory per CTA in bytes, including the alignment of its start."""
-        num_barriers = 2 * (HALO_STAGES + self.config.stages + BOX_STAGES)
+        num_barriers = 2 * (HALO_STAGES + self.config.stages + MAX_STAGES)
         return SWIZZLE_ALIGNMENT_BYTES + self.barrier_offset_bytes + num_barriers * BARRIER_BYTES
 
     @property
     def num_threads(self) -> Any:
         """Threads per CTA."""
-        return (self.config.warpgroups + 1) * WARPGROUP_SIZE
+        return (self.config.warpgroups + self.config.producer_warpgroups) * WARPGROUP_SIZE
 
     @property
     def num_tiles(self) -> Any:
@@ -240,6 +257,7 @@ def halo_constraints(w: Conv) -> list[Rule]:
             lambda t: (
                 (t.num_accumulators <= MAX_ACCUMULATORS)
                 & (t.num_accumulators + other_registers <= HaloTile(w, t).registers)
+                & (HaloTile(w, t).registers >= LOADER_REGISTERS)
             ),
         ),
         (
@@ -248,7 +266,13 @@ def halo_constraints(w: Conv) -> list[Rule]:
         ),
         (f"at most {MAX_SHARED_BYTES} bytes of shared memory with halo rows", fits),
     ]
-    return [(description, _limit_to_halo(predicate)) for description, predicate in rules]
+    return [
+        *((description, _limit_to_halo(predicate)) for description, predicate in rules),
+        (
+            "only halo rows have several producer warpgroups",
+            lambda t: np.isin(t.input_loader, HALO_LOADERS) | (t.producer_warpgroups == 1),
+        ),
+    ]
 
 
 def _limit_to_halo(predicate: Callable[[HopperTileConfig], Any]) -> Callable[[HopperTileConfig], Any]:

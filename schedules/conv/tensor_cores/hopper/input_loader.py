@@ -3,7 +3,7 @@
 | value | meaning |
 | --- | --- |
 | "converted" | a launch of its own transposes X to channels last |
-| "tma" | TMA copies boxes of 16 or 32 pixels to an MN-major tile, for filters of one tap |
+| "tma" | TMA copies boxes of 16 to 64 pixels to an MN-major tile, for filters of one tap |
 | "halo" | threads load halo rows, which all taps of a filter share, and transpose them in registers |
 | "halo_smem" | pixels are copied to shared memory as they lie, where warps transpose them to halo rows |
 | "cp_async" | threads copy vectors of pixels to an MN-major tile, for filters of one tap |
@@ -26,7 +26,7 @@ from tvmconv.workloads.layout import CHANNELS_FIRST
 
 from ...layout_conversion import estimate_input_conversion_us
 from ...tile_config import Rule, add_rules
-from ..gemm.halo_transpose import can_transpose
+from ..gemm.halo_boxes import can_transpose
 from ..gemm.plane_gather import count_vector_pixels
 from .candidates import list_best
 from .constraints import isa_constraints, resource_constraints
@@ -45,12 +45,14 @@ from .tile_config import (
     KNOB_OPTIONS,
     MAX_SWIZZLE_BYTES,
     PINGPONG,
+    PRODUCER_WARPGROUPS_CHOICES,
     TMA,
     HopperTileConfig,
 )
-from .tma_requirements import WGMMA_M, choose_box_pixels, find_tma_residual, is_pixel_matrix
+from .tma_requirements import WGMMA_M, choose_box_pixels, find_tma_residual, is_pixel_matrix, pad_planes
 
-INPUT_LOADER = "input_loader"
+INPUT_LOADER, PRODUCER_WARPGROUPS = "input_loader", "producer_warpgroups"
+MN_MAJOR_LOADERS = CP_ASYNC, TMA
 NUM_STARTING_TILES = 3  # configs of each loader, and for cp.async of each kernel schedule, that a search tries first
 STARTING_KERNEL_SCHEDULES = (COOPERATIVE, PINGPONG)
 
@@ -71,6 +73,8 @@ def list_input_loaders(w: Conv, viewed_workload: Conv) -> tuple[str, ...]:
         loaders += [HALO, HALO_SMEM] if can_transpose(viewed_workload) else [HALO]
     if can_gather(viewed_workload) and (is_uniform or not find_tma_residual(viewed_workload)):
         loaders.append(CP_ASYNC)
+    if TMA not in loaders and is_uniform and pad_planes(viewed_workload):
+        loaders.append(TMA)
     return tuple(loaders) if len(loaders) > 1 else ()
 
 
@@ -107,11 +111,12 @@ def select_input_loader_default(viewed_workload: Conv, loaders: Sequence[str]) -
         if loader in loaders
         for config in list_best_halo_tiles(viewed_workload, 1, loader=loader)
     ]
-    if CP_ASYNC in loaders:
-        kernel_schedule = COOPERATIVE
-        if can_compute_several_tiles(viewed_workload):
-            kernel_schedule = select_kernel_schedule(viewed_workload)
-        configs += list_gather_tiles(viewed_workload, 1, kernel_schedule)
+    kernel_schedule = COOPERATIVE
+    if can_compute_several_tiles(viewed_workload):
+        kernel_schedule = select_kernel_schedule(viewed_workload)
+    for loader in MN_MAJOR_LOADERS:
+        if loader in loaders[1:]:
+            configs += list_mn_major_tiles(viewed_workload, loader, 1, kernel_schedule)
 
     def estimate(config: HopperTileConfig) -> float:
         return float(estimate_by_input_loader_us(config, viewed_workload))
@@ -121,34 +126,42 @@ def select_input_loader_default(viewed_workload: Conv, loaders: Sequence[str]) -
     return best if best and estimate(best) < estimate(default) else None
 
 
-def list_gather_tiles(w: Conv, max_tiles: int, kernel_schedule: str) -> list[HopperTileConfig]:
-    """Return the configs with cp.async that have the best estimates, one for each size of the tile."""
-    rules = [*isa_constraints(w), *gather_constraints(w)]
+def list_mn_major_tiles(w: Conv, loader: str, max_tiles: int, kernel_schedule: str) -> list[HopperTileConfig]:
+    """Return the configs of a loader of MN-major tiles with the best estimates, one for each size of the tile."""
+    rules = [*isa_constraints(w), *(gather_constraints(w) if loader == CP_ASYNC else resource_constraints(w))]
+    rules.append(("CTAs read the input as it lies", lambda t: t.cluster_n == 1))
     tiles = list_best(
         *(KNOB_OPTIONS, rules, lambda t: estimate_by_input_loader_us(t, w), max_tiles),
         kernel_schedule=kernel_schedule,
-        input_loader=CP_ASYNC,
+        input_loader=loader,
     )
     return [config for config, _ in tiles]
 
 
 def declare_input_loader(
     viewed_workload: Conv, k: Knobs, loaders: Sequence[str], default: HopperTileConfig | None
-) -> str:
-    """Declare the knob and its conditions, after those of the tile config, and return its value."""
+) -> dict[str, Any]:
+    """Declare the knob, that of halo rows and their conditions, after those of the tile config; return the values."""
     loader = k.choice(INPUT_LOADER, loaders, default.input_loader if default else loaders[0], missing=loaders[0])
+    values: dict[str, Any] = {INPUT_LOADER: loader}
+    if HALO in loaders:
+        producers = default.producer_warpgroups if default else PRODUCER_WARPGROUPS_CHOICES[0]
+        missing = PRODUCER_WARPGROUPS_CHOICES[0]
+        values[PRODUCER_WARPGROUPS] = k.choice(
+            PRODUCER_WARPGROUPS, PRODUCER_WARPGROUPS_CHOICES, producers, missing=missing
+        )
     rules = [*halo_constraints(viewed_workload), *gather_constraints(viewed_workload)]
     add_rules(k, lambda columns: HopperTileConfig.of_workload(columns, viewed_workload), rules)
-    return loader
+    return values
 
 
 def list_input_loader_starting_configs(w: Conv, viewed_workload: Conv) -> list[dict[str, Any]]:
     """Return the configs with another than the first loader with which a search starts."""
     loaders, tiles = list_input_loaders(w, viewed_workload), []
-    if CP_ASYNC in loaders:
-        schedules = STARTING_KERNEL_SCHEDULES if can_compute_several_tiles(viewed_workload) else (COOPERATIVE,)
-        for kernel_schedule in schedules:
-            tiles += list_gather_tiles(viewed_workload, NUM_STARTING_TILES, kernel_schedule)
+    schedules = STARTING_KERNEL_SCHEDULES if can_compute_several_tiles(viewed_workload) else (COOPERATIVE,)
+    for loader in MN_MAJOR_LOADERS:
+        for kernel_schedule in schedules if loader in loaders[1:] else ():
+            tiles += list_mn_major_tiles(viewed_workload, loader, NUM_STARTING_TILES, kernel_schedule)
     if HALO_SMEM in loaders:
         tiles += list_best_halo_tiles(viewed_workload, 2 * NUM_STARTING_TILES, loader=HALO_SMEM)
     if HALO in loaders:
@@ -156,7 +169,8 @@ def list_input_loader_starting_configs(w: Conv, viewed_workload: Conv) -> list[d
         tiles += list_best_halo_tiles(viewed_workload, 1 if has_others else NUM_STARTING_TILES)
         if not has_others:  # fewer barriers than the estimate counts
             tiles += list_best_halo_tiles(viewed_workload, 1, MAX_SWIZZLE_BYTES)
-    names = (INPUT_LOADER, *KNOB_OPTIONS, "taps_per_copy", "kernel_schedule", "raster_order", "decomposition")
+    names = (INPUT_LOADER, PRODUCER_WARPGROUPS, *KNOB_OPTIONS, "taps_per_copy")
+    names += ("kernel_schedule", "raster_order", "decomposition")
     return [{name: getattr(config, name) for name in names} for config in dict.fromkeys(tiles)]
 
 
@@ -174,6 +188,9 @@ def add_input_loader_usage(usage: ResourceUsage, w: Conv, viewed_workload: Conv,
     smem_bytes: Any = usage.dynamic_shared_bytes
     usage.dynamic_shared_bytes = np.where(has_halo, halo.smem_bytes, smem_bytes)
     usage.blocks = np.where(has_halo, halo.num_ctas, usage.blocks)
+    if w.output_layout == CHANNELS_FIRST and (padded := pad_planes(viewed_workload)):
+        reads_boxes = np.equal(columns[INPUT_LOADER], TMA) & np.equal(columns["cluster_n"], 1)
+        usage.blocks = np.where(reads_boxes, config.num_ctas(padded), usage.blocks)
     usage.estimate = estimate_by_input_loader_us(config, viewed_workload)
     usage.layout_seconds = np.maximum(usage.estimate - channels_last_us, 0.0) * 1e-6
     return usage

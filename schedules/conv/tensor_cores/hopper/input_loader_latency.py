@@ -20,7 +20,7 @@ from ..latency_model import combine_overlapping_times
 from .halo_latency import NARROW_COPIES_PER_US, estimate_halo_latency_us
 from .latency import estimate_latency_us
 from .tile_config import CP_ASYNC, HALO_LOADERS, TMA, HopperTileConfig
-from .tma_requirements import choose_box_pixels
+from .tma_requirements import choose_box_pixels, pad_planes
 
 # Time of a launch relative to boxes of 64 pixels, by the pixels of a box: measured on two layers in float16 on an H100.
 NARROW_BOX_RATIO = {32: 1.1, 16: 1.6}
@@ -46,9 +46,9 @@ def estimate_gather_latency_us(config: HopperTileConfig, w: Conv) -> Any:
 def estimate_by_input_loader_us(config: HopperTileConfig, w: Conv) -> Any:
     """Return the estimated latency of configs in microseconds, the conversion of X included."""
     loader, channels_last_us = config.input_loader, estimate_latency_us(config, w)
-    reads_boxes = np.equal(loader, TMA) & (config.cluster_n == 1)
-    box_ratio = NARROW_BOX_RATIO.get(choose_box_pixels(w), 1.0)
-    latency_us = np.where(reads_boxes, channels_last_us * box_ratio, channels_last_us + estimate_conversion_us(w))
+    reads_boxes, padded = np.equal(loader, TMA) & (config.cluster_n == 1), pad_planes(w) or w
+    box_us = estimate_latency_us(config, padded) * NARROW_BOX_RATIO.get(choose_box_pixels(padded), 1.0)
+    latency_us = np.where(reads_boxes, box_us, channels_last_us + estimate_conversion_us(w))
     latency_us = np.where(np.equal(loader, CP_ASYNC), estimate_gather_latency_us(config, w), latency_us)
     has_halo = np.isin(loader, HALO_LOADERS)
     return np.where(has_halo, estimate_halo_latency_us(config, w), latency_us) if np.any(has_halo) else latency_us

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 
 from tvmconv.arithmetic import round_up
@@ -27,6 +27,7 @@ from ..gemm.plane_gather import NUM_GATHER_THREADS, NUM_GATHER_WARPS
 from ..gemm.problem import ConvProblem, Operand, make_fprop
 from ..gemm.smem_layout import MAX_SWIZZLE_BYTES, SWIZZLE_ALIGNMENT_BYTES, SmemLayout
 from ..gemm.tile_scheduler import SINGLE_CTA, Cluster, KRange, ResidueKRange, TileScheduler
+from ..gemm.tma_loaders import ChannelsFirstPixels
 from ..gemm.warp_roles import WarpRoles
 from ..gemm.wgmma_mainloop import MnMajorTile, OperandTile, WgmmaMainloop
 from ..implicit_gemm_shape import ACCUMULATOR_BYTES, VECTOR_BYTES, ImplicitGemmShape
@@ -40,6 +41,7 @@ class ChannelsFirstAccess:
     # Pixels of X per box of shared memory; 0 if X is channels last. If TMA copies boxes, they divide the pixels of an
     # image.
     input_box_pixels: int = 0
+    input_pixels: int = 0  # pixels of an image of X, if the product has rows of zeros behind them; 0 if it has none
     output: ChannelsFirstOutput | None = None  # the output and residuals; None if these are channels last
 
 
@@ -72,6 +74,8 @@ class KernelPlan:
         """Choose the layers; see `emit_kernel` for the arguments."""
         rows_per_copy, shares_taps = config.block_m // config.cluster_n, config.taps_per_copy > 1
         problem = make_problem(w, rows_per_copy, shares_taps, access.input_box_pixels)
+        if isinstance(loader := problem.a.loader, ChannelsFirstPixels) and access.input_pixels:
+            problem = replace(problem, a=replace(problem.a, loader=replace(loader, pixels=access.input_pixels)))
         mainloop, ops = make_mainloop(problem, config, w.dilation[-1]), EpilogueOps.from_workload(w)
         return cls(w, config, problem, mainloop, ops, make_epilogue_tile(mainloop.atom, w, config), access.output)
 
@@ -124,10 +128,11 @@ class KernelPlan:
 
     @property
     def has_exact_tiles(self) -> tuple[bool, bool]:
-        """Whether the tiles of a cluster have no rows, and no columns, beyond the product."""
-        config, shape = self.config, self.shape
+        """Whether the tiles of a cluster have no rows, and no columns, beyond the output."""
+        config, shape, output = self.config, self.shape, self.channels_first_output
         rows, columns = config.block_m * config.cluster_m, config.block_n * config.cluster_n
-        return shape.m % rows == 0, shape.n % columns == 0
+        has_further_rows = output is not None and output.has_further_rows
+        return shape.m % rows == 0 and not has_further_rows, shape.n % columns == 0
 
     def tiles(self, cluster: Cluster = SINGLE_CTA) -> TileScheduler:
         """Return the scheduler of all work tiles."""

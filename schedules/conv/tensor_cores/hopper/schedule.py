@@ -32,6 +32,7 @@ Sources: PTX ISA, "Asynchronous Warpgroup Level Matrix Multiply-Accumulate Instr
 from __future__ import annotations
 
 import dataclasses
+import math
 
 from tvm.s_tir import Schedule
 
@@ -57,7 +58,7 @@ from .kernel import emit_kernel
 from .knobs import compute_usage, declare_knobs, list_starting_configs, require_channels_first_output
 from .latency import estimate_latency_us, select_default_config
 from .plan import ChannelsFirstAccess
-from .tile_config import HALO_LOADERS, HopperTileConfig
+from .tile_config import HALO_LOADERS, TMA, HopperTileConfig
 from .tma_requirements import (
     WGMMA_M,
     can_load_by_tma,
@@ -65,6 +66,7 @@ from .tma_requirements import (
     choose_box_pixels,
     find_residual,
     is_promising,
+    pad_planes,
 )
 
 DTYPES = ("float16", "bfloat16", "tf32")
@@ -114,9 +116,7 @@ def hopper(s: Schedule, w: Conv, k: Knobs) -> Schedule:
     if w.output_layout == CHANNELS_FIRST:
         require_channels_first_output(viewed_workload, k)
     if loaders:
-        config = dataclasses.replace(
-            config, input_loader=declare_input_loader(viewed_workload, k, loaders, loader_default)
-        )
+        config = dataclasses.replace(config, **declare_input_loader(viewed_workload, k, loaders, loader_default))
     if config.input_loader in HALO_LOADERS:
         return build_channels_last_schedule(
             w,
@@ -125,9 +125,10 @@ def hopper(s: Schedule, w: Conv, k: Knobs) -> Schedule:
             converts_output=False,
         )
     access = _choose_access(w, viewed_workload, config)
+    product = (pad_planes(viewed_workload) if access.input_pixels else None) or viewed_workload
     return build_channels_last_schedule(
         w,
-        lambda arguments: emit_kernel(viewed_workload, config, arguments, access),
+        lambda arguments: emit_kernel(product, config, arguments, access),
         converts_input=not access.input_box_pixels,
         converts_output=False,
     )
@@ -138,7 +139,12 @@ def _choose_access(w: Conv, viewed_workload: Conv, config: HopperTileConfig) -> 
     reads_input = w.input_layout == CHANNELS_FIRST and config.cluster_n == 1
     stores_output = w.output_layout == CHANNELS_FIRST
     box_pixels = WGMMA_M if config.gathers_input else choose_box_pixels(viewed_workload)
+    pixels = rows_per_image = 0
+    if reads_input and stores_output and config.input_loader == TMA and (padded := pad_planes(viewed_workload)):
+        pixels, rows_per_image = math.prod(viewed_workload.input_size), math.prod(padded.input_size)
+        box_pixels = choose_box_pixels(padded)
     return ChannelsFirstAccess(
         box_pixels if reads_input else 0,
-        ChannelsFirstOutput.from_workload(viewed_workload) if stores_output else None,
+        pixels,
+        ChannelsFirstOutput.from_workload(viewed_workload, rows_per_image) if stores_output else None,
     )

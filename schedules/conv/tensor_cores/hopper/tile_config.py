@@ -48,6 +48,7 @@ RASTER_ORDERS = ("n", "m")
 DECOMPOSITIONS = DATA_PARALLEL, SPLIT_LAST_WAVE = "data_parallel", "split_last_wave"
 CONVERTED, TMA, CP_ASYNC = "converted", "tma", "cp_async"  # loaders of a channels-first X
 HALO_LOADERS = HALO, HALO_SMEM = "halo", "halo_smem"
+PRODUCER_WARPGROUPS_CHOICES = (1, 2)  # of halo rows
 MAX_LAST_WAVE_PARTS = 8  # CTAs that divide a tile of the last wave
 # Registers per thread of the producer and of the consumers after `setmaxnreg`, by the number of consumer warpgroups.
 # Source: CUTLASS, `include/cutlass/gemm/kernel/sm90_gemm_tma_warpspecialized_cooperative.hpp`.
@@ -90,6 +91,7 @@ class HopperTileConfig(TileConfig):
     # divide the k-tiles of each tile of the last wave.
     decomposition: Any = DATA_PARALLEL
     input_loader: Any = CONVERTED  # how a channels-first X is loaded where there is a choice; see `input_loader.py`
+    producer_warpgroups: Any = 1  # warpgroups whose warps load filters and halo rows
 
     @classmethod
     def of_workload(cls, columns: Columns, w: Conv) -> HopperTileConfig:

@@ -5,8 +5,9 @@ from __future__ import annotations
 import math
 
 from tvmconv import tensor_map as maps
+from tvmconv.arithmetic import round_up
 from tvmconv.target import WARP_SIZE
-from tvmconv.workloads import Conv, epilogue
+from tvmconv.workloads import Conv, Conv1d, epilogue
 from tvmconv.workloads.dtypes import get_itemsize
 from tvmconv.workloads.layout import CHANNELS_LAST
 
@@ -15,6 +16,7 @@ from ..implicit_gemm_shape import VECTOR_BYTES, ImplicitGemmShape
 WARPGROUP_THREADS = 4 * WARP_SIZE  # threads that execute a wgmma
 WGMMA_M = 64  # pixels per wgmma
 BOX_PIXELS = (64, 32, 16)  # widths of a box of 16-bit pixels: 128, 64 or 32 bytes, those of a swizzle
+MAX_WIDE_BOX_RATIO = 1.1  # padded pixels of the widest boxes, relative to narrower ones, at which these take as long
 WGMMA_K_BYTES = 32  # bytes of the reduction per wgmma
 NARROW_ROW_BYTES = 128  # rows of fewer bytes leave a part of the widest swizzle empty
 
@@ -103,6 +105,23 @@ def find_tma_residual(w: Conv) -> str | None:
 def is_pixel_matrix(w: Conv) -> bool:
     """Return whether the pixels of the batch are the rows of one matrix: one tap, no stride and no padding."""
     return math.prod((*w.kernel, *w.stride)) == 1 and w.output_size == w.input_size
+
+
+def pad_planes(w: Conv) -> Conv | None:
+    """Return the convolution of one line of pixels whose planes are padded to boxes of 32 or 64 pixels.
+
+    TMA copies zeros beyond the end of a plane, and products of these are not stored. The result is None if planes are
+    multiples of the widest box, or no multiples of 16 bytes.
+
+    Args:
+        w: The convolution, channels last.
+    """
+    pixels, vector = math.prod(w.input_size), VECTOR_BYTES // get_itemsize(w.storage)
+    if not is_pixel_matrix(w) or get_itemsize(w.storage) != 2 or pixels % vector or pixels % BOX_PIXELS[0] == 0:
+        return None
+    wide, narrow = (round_up(pixels, width) for width in BOX_PIXELS[:2])
+    padded = wide if wide <= MAX_WIDE_BOX_RATIO * narrow else narrow
+    return Conv1d(w.N, w.C, padded, w.O, 1, groups=w.groups, dtype=w.dtype, layout=w.layout, epilogue=w.epilogue)
 
 
 def choose_box_pixels(w: Conv) -> int:

@@ -1,0 +1,23 @@
+"""`tvmconv bench layouts`: its workloads and its table; the measurement needs a GPU."""
+
+import pytest
+
+from tvmconv.benchmarks.layouts import LayoutTimes, list_layers, make_layouts_table
+from tvmconv.cli.errors import UsageError
+
+
+def test_files_and_texts_name_convolutions_channels_first(tmp_path):
+    (tmp_path / "layers.txt").write_text("# ResNet\nconv2d:1x8x8x8,8x8x3x3,s1,p1,nhwc,f16\n\n")
+    layers = list_layers([str(tmp_path / "layers.txt"), "conv1d:1x8x8,8x8x3,s1,p1"])
+    assert [w.text for w in layers] == ["conv2d:1x8x8x8,8x8x3x3,s1,p1,f16", "conv1d:1x8x8,8x8x3,s1,p1"]
+    with pytest.raises(UsageError, match="expected a convolution"):
+        list_layers(["filter1d:64,k3"])
+
+
+def test_table_has_ratios_and_their_geometric_means():
+    seconds = {"nchw": 2e-6, "nhwc": 1e-6, "cuDNN nchw": 8e-6, "cuDNN nhwc": 4e-6}
+    measured = [LayoutTimes("a", seconds), LayoutTimes("b", {"nchw": 1e-6, "nhwc": 2e-6})]
+    table = make_layouts_table(measured, ["nchw", "nhwc"])
+    assert table.rows[0] == ("`a`", "2.00", "1.00", "8.00", "4.00", "4.00", "2.00", "0.500")
+    assert table.rows[1] == ("`b`", "1.00", "2.00", "—", "—", "—", "—", "2.00")
+    assert table.rows[2][-3:] == ("4.00", "2.00", "1.00")
