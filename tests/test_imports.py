@@ -40,7 +40,7 @@ LAYERS = (
     ("cost_model",),
     ("devices",),
     ("compiler",),
-    ("registry", "annotations", "space", "models", "requirements"),
+    ("registry", "schedule_definition", "annotations", "space", "models", "requirements"),
     ("workloads",),
     (
         *("arithmetic", "jsonfile", "target", "tensor_map", "files", "errors", "optional_packages", "user_code"),
