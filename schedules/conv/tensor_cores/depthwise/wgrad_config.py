@@ -1,4 +1,4 @@
-"""Configs of `depthwise_mma_sync`: tiles of pixels in shared memory, and warps along channels and rows of the filter."""
+"""Configs of `depthwise_mma_sync`: tiles of pixels in shared memory, warps along channels and rows of the filter."""
 
 from __future__ import annotations
 
