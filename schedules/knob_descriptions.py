@@ -42,6 +42,7 @@ DESCRIPTIONS = {
     "local_x": "Output tiles per thread.",
     "local_y": "Output channels per thread.",
     "max_ctas": "Maximum number of CTAs, which share all tiles in turn; 0 launches one CTA per tile.",
+    "octets": "Octets of channels of a CTA; a warp multiplies one.",
     "operand_scope": 'Where operands are staged: "shared" copies the window of a tile once per CTA; "registers" reads '
     "it from global memory, through the L1 cache.",
     "output_tile": "m of Winograd's F(m × m, r × r): outputs per tile and axis. A larger m takes fewer products and "
@@ -71,6 +72,7 @@ DESCRIPTIONS = {
     "threads_taps": "Threads of a CTA along tiles of the filter.",
     "threads_x": "Threads of a CTA along a row.",
     "threads_y": "Threads of a CTA along a column.",
+    "strip_rows": "Rows of dY of a strip; a tile of 16 rows has one strip, or several of which each has its own halo.",
     "tile_b": f"Split of the α² points of a Winograd tile: {DIRECT_TILE}.",
     "tile_c": f"Split of the output channels: {TEXTBOOK_TILE}.",
     "tile_f": f"Split of the output channels: {DIRECT_TILE}.",
@@ -129,6 +131,8 @@ OWN_DESCRIPTIONS = {
         ("grouped_mma_sync", f"pixels_{axis}"): f"{extent} in a tile; in dgrad, of dX in steps of the stride."
         for axis, extent in (("x", "Columns of dY"), ("y", "Rows of dY"))
     },
+    ("depthwise_mma_sync", "taps_y"): "Rows of the filter whose sums a warp keeps in registers.",
+    ("depthwise_mma_sync", "pixels_x"): "Columns of dY in a tile.",
     ("grouped_nhwc", "block_k"): "Input channels per step of the reduction.",
     ("halo_mma_sync", "taps_y"): "Rows of the filter whose sums a CTA keeps in registers.",
     ("shuffle", "warps"): "Warps of a CTA; each computes 32 neighbouring outputs.",

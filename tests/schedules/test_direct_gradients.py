@@ -123,6 +123,21 @@ def test_tensor_cores_compute_grouped_gradients(text):
         assert (used.threads[0], used.blocks[0]) == (launch.threads_per_block, launch.num_blocks)
 
 
+BANDS = [
+    ("conv2d_wgrad:3x24x11x19,24x1x5x5,s1,p2,g24,f16,nhwc,add", {"taps_y": 2, "pixels_x": 16, "octets": 2, "parts": 2}),
+    ("conv2d_wgrad:2x16x10x11,16x1x5x4,s2x3,p2x1,d1x2,g16,bf16,nhwc,out-f32", {"strip_rows": 4, "octets": 2}),
+    ("conv3d_wgrad:1x8x3x6x21,8x1x3x1x13,s2x1x1,p1x0x6,g8,f16,nhwc", {"pixels_x": 24, "stages": 3}),
+]
+
+
+@pytest.mark.parametrize(("text", "config"), BANDS)
+def test_band_matrices_compute_depthwise_gradients(text, config):
+    kernel = emulate.build_checked(text, "depthwise_mma_sync", config)
+    space = registry.find_schedule(kernel.workload, "depthwise_mma_sync").space(kernel.workload)
+    used, launch = space.compute_usage(space.point_from_config(kernel.config)[None]), kernel.kernels[0].launch
+    assert (used.threads[0], used.blocks[0]) == (launch.threads_per_block, launch.num_blocks)
+
+
 def test_persistent_ctas_compute_several_tiles():
     w = tc.parse("conv2d_dgrad:40x16x4x4,16x8x3x3,p1,g2,f16,nhwc")
     config = {"max_ctas": 132, "pixels_y": 1, "units": 1, "warps_pixels": 1}

@@ -1,5 +1,6 @@
 """Layers of the tensor-core kernels, each alone in a small kernel that the emulator executes."""
 
+import functools
 from types import SimpleNamespace
 
 import emulate
@@ -337,8 +338,9 @@ def test_channel_arguments_arrive_for_all_threads_of_a_warpgroup(channels):
     assert (found[:, channels:] == 0).all()
 
 
-def test_partial_sums_are_added_in_order_and_only_inside_the_output():
-    rows, channels, parts = 5, 12, 3
+@pytest.mark.parametrize(("parts", "chains"), [(3, 1), (9, 2), (16, 4)])
+def test_partial_sums_are_added_in_order_and_only_inside_the_output(parts, chains):
+    rows, channels = 5, 12
 
     def locate(item):
         row, channel = item // 4, item % 4 * 4  # a fourth vector of each row lies outside
@@ -355,7 +357,8 @@ def test_partial_sums_are_added_in_order_and_only_inside_the_output():
 
     x = np.random.default_rng(0).standard_normal((parts, rows, channels)).astype("float32")
     found = emulated({"X": (x.shape, "float32"), "Y": ((rows, channels), "float32")}, emit, (x,))
-    assert (found == (x[0] + x[1]) + x[2]).all()
+    sums = [functools.reduce(np.add, x[chain::chains]) for chain in range(chains)]
+    assert (found == functools.reduce(np.add, sums)).all()
 
 
 @pytest.mark.parametrize(

@@ -8,7 +8,7 @@ import pytest
 from cubins import needs_nvrtc
 from small_tiles import SMALL, built, few_multiprocessors
 from tvmconv.builtin.conv.tensor_cores.gemm import pipelines
-from tvmconv.builtin.conv.tensor_cores.hopper import knobs
+from tvmconv.builtin.conv.tensor_cores.hopper import knobs, wgrad_product
 from tvmconv.builtin.conv.tensor_cores.hopper.tile_config import HopperTileConfig
 from tvmconv.builtin.conv.tensor_cores.implicit_gemm_shape import ImplicitGemmShape
 
@@ -162,3 +162,22 @@ def test_registers_are_moved_between_producer_and_consumers(config, epilogue, re
     assert f"{consumer_registers:#x} ;" in consumer[:20]
     assert max(int(number) for number in REGISTER.findall(producer)) < producer_registers
     assert max(int(number) for number in REGISTER.findall(consumer)) < consumer_registers
+
+
+@pytest.mark.parametrize(
+    ("text", "config"),
+    [
+        ("conv2d_wgrad:2x32x9x8,136x32x3x1,s1,p1x0,f16,nhwc", {**PINGPONG, "block_n": 32, "raster_order": "m"}),
+        (
+            "conv2d_wgrad:2x32x9x8,136x32x3x1,s2,p1x0,bf16,nhwc,add",
+            {**COOPERATIVE, "block_n": 32, "decomposition": "split_last_wave"},
+        ),
+    ],
+)
+def test_ctas_compute_several_tiles_of_a_wgrad(text, config):
+    caches = wgrad_product.make_family, wgrad_product.list_best_configs
+    for cache in caches:
+        cache.cache_clear()
+    check(text, {"parts": 1, **config}, multiprocessors=5)
+    for cache in caches:
+        cache.cache_clear()

@@ -1,4 +1,7 @@
-"""Second kernel of gradients of weights: it adds the partial sums of a workspace in an order that never changes."""
+"""Second kernel of gradients of weights: it adds the partial sums of a workspace in an order that never changes.
+
+On Hopper it may start before the first kernel ends, for which it waits (PTX ISA, "griddepcontrol").
+"""
 
 from __future__ import annotations
 
@@ -11,7 +14,7 @@ from tvmconv.arithmetic import ceil_div
 from tvmconv.target import WARP_SIZE
 from tvmconv.workloads.dtypes import ACCUMULATOR
 
-from ...tir_builder import allocate, store, thread_axis, unrolled_loop
+from ...tir_builder import allocate, emit_ptx, store, thread_axis, unrolled_loop
 from .strip_thread import emit_guarded
 
 MAX_CHAINS = 32  # threads that share the parts of a sum
@@ -33,6 +36,8 @@ def emit_sum_of_parts(num_parts: int, num_sums: int, workspace: Any, store_resul
         thread_axis(chains, "threadIdx.y") as chain,
         thread_axis(WARP_SIZE, "threadIdx.x") as lane,
     ):
+        emit_ptx("griddepcontrol.wait")
+        emit_ptx("griddepcontrol.launch_dependents")
         number = block * WARP_SIZE + lane
         existing = number if num_sums % WARP_SIZE == 0 else tirx.min(number, num_sums - 1)
         store(total, 0, tirx.const(0, ACCUMULATOR))

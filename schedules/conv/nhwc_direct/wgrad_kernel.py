@@ -26,6 +26,7 @@ from ...tir_builder import (
     Register,
     allocate,
     build_schedule,
+    emit_ptx,
     if_,
     serial_loop,
     store,
@@ -155,6 +156,8 @@ class WgradKernel:
                 for axis, extent in zip("zyx", extents, strict=True)
             )
             stack.enter_context(T.attr(0, "pragma_unroll_explicit", 0))
+            if self.workspace is not None:
+                emit_ptx("griddepcontrol.launch_dependents")
             # CTAs that read the same pixels are neighbours.
             filter_block, unit_block = block % config.filter_blocks, block // config.filter_blocks % config.unit_blocks
             self.part = block // (config.filter_blocks * config.unit_blocks)

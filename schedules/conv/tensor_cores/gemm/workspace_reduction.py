@@ -12,18 +12,23 @@ from typing import NamedTuple
 
 from tvm.script import tirx as T  # noqa: N812  (TVM's own name for it)
 
+from tvmconv.arithmetic import ceil_div
 from tvmconv.workloads.dtypes import ACCUMULATOR
 
 from ....tir_builder import (
     Buffer,
     Expr,
     allocate,
+    emit_call,
     emit_ptx,
     fill_zeros,
     if_,
+    is_below,
     load_global,
+    logical_and,
     store,
     store_global,
+    thread_axis,
     thread_per_item,
     unpack,
     unrolled_loop,
@@ -32,6 +37,11 @@ from ..implicit_gemm_shape import ImplicitGemmShape
 from .epilogue_ops import EpilogueOps, apply_to_pixels, apply_to_vector
 from .mma_sync_mainloop import WarpTiling
 from .tile_scheduler import WorkTile
+
+MIN_THREADS = 132 * 256  # threads below which several share the parts of a vector
+MAX_CHAINS = 16  # threads that share the parts of a vector
+MIN_PARTS_PER_CHAIN = 4
+VECTORS_PER_CTA = 16  # at least, for contiguous loads
 
 
 def store_partial_sums(
@@ -91,9 +101,11 @@ class OutputVector(NamedTuple):
 
 @dataclass(frozen=True)
 class WorkspaceReduction:
-    """The kernel that adds up partial sums in order and applies the epilogue; each thread computes a vector of outputs.
+    """The kernel that adds up partial sums in a fixed order and applies the epilogue.
 
-    On Hopper it may start before the previous launch ends, for which it waits.
+    A thread adds up a vector of outputs. If these are too few to fill the GPU and have many parts, several threads
+    share them: each adds up a chain of every so many parts, and one of them adds up the chains in order. On Hopper the
+    kernel may start before the previous launch ends, for which it waits.
 
     Attributes:
         num_vectors: Number of vectors.
@@ -114,14 +126,65 @@ class WorkspaceReduction:
     def emit(self, workspace: Buffer, ops: EpilogueOps, arguments: Mapping[str, Buffer], output: str) -> None:
         """Emit the kernel; `output` is the name of the argument that receives the results."""
         vector, sums, words = self.vector, allocate("sums", 8, "float32"), allocate("words", 8, "uint32")
+
+        def finish(position: OutputVector) -> None:
+            apply = apply_to_pixels if self.has_vectors_of_pixels else apply_to_vector
+            apply(ops, arguments, position.channel, position.index, vector, sums, words)
+            store_global(arguments[output], position.index, words, vector)
+
+        if self.num_chains > 1:
+            self._emit_chains(workspace, sums, words, finish)
+            return
         with thread_per_item(self.num_vectors, self.num_threads, uses_pdl=True) as item:
             position = self.locate(item)
             with if_(position.is_inside):
                 fill_zeros(sums, vector)
                 with unrolled_loop(self.num_parts, "part") as part:
-                    load_global(words, workspace, position.locate(part), vector, is_constant=False)
-                    for e, value in enumerate(unpack(words, vector, ACCUMULATOR)):
-                        store(sums, e, sums[e] + value)
-                apply = apply_to_pixels if self.has_vectors_of_pixels else apply_to_vector
-                apply(ops, arguments, position.channel, position.index, vector, sums, words)
-                store_global(arguments[output], position.index, words, vector)
+                    self._add_part(workspace, position, part, sums, words)
+                finish(position)
+
+    @property
+    def num_chains(self) -> int:
+        """Threads that share the parts of a vector."""
+        chains = 1
+        while 2 * chains <= min(MAX_CHAINS, self.num_parts // MIN_PARTS_PER_CHAIN) and (
+            self.num_vectors * chains < MIN_THREADS
+        ):
+            chains *= 2
+        return chains
+
+    def _emit_chains(
+        self, workspace: Buffer, sums: Buffer, words: Buffer, finish: Callable[[OutputVector], None]
+    ) -> None:
+        """Emit the kernel whose threads share the parts of vectors; neighbouring threads have neighbouring vectors."""
+        vector, chains = self.vector, self.num_chains
+        width = max(VECTORS_PER_CTA, self.num_threads // chains)  # vectors of a CTA
+        with (
+            thread_axis(ceil_div(self.num_vectors, width), "blockIdx.x") as block,
+            thread_axis(width * chains, "threadIdx.x") as thread,
+        ):
+            emit_ptx("griddepcontrol.wait")
+            emit_ptx("griddepcontrol.launch_dependents")
+            shared = allocate("chain_sums", chains * width * vector, "float32", "shared")
+            lane, chain = thread % width, thread // width
+            item = block * width + lane
+            position, exists = self.locate(item), is_below(item, self.num_vectors, width)
+            fill_zeros(sums, vector)
+            steps = unrolled_loop(ceil_div(self.num_parts, chains), "step")
+            with if_(logical_and(exists, position.is_inside)), steps as step:
+                part = step * chains + chain
+                with if_(is_below(part, self.num_parts, chains)):
+                    self._add_part(workspace, position, part, sums, words)
+            for e in range(vector):
+                store(shared, (chain * vector + e) * width + lane, sums[e])
+            emit_call(T.cuda.cta_sync())
+            with if_(logical_and(chain == 0, exists, position.is_inside)):
+                for other in range(1, chains):
+                    for e in range(vector):
+                        store(sums, e, sums[e] + shared[(other * vector + e) * width + lane])
+                finish(position)
+
+    def _add_part(self, workspace: Buffer, position: OutputVector, part: Expr, sums: Buffer, words: Buffer) -> None:
+        load_global(words, workspace, position.locate(part), self.vector, is_constant=False)
+        for e, value in enumerate(unpack(words, self.vector, ACCUMULATOR)):
+            store(sums, e, sums[e] + value)

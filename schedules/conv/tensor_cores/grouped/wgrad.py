@@ -47,6 +47,7 @@ from ...gradient_conversion import build_channels_last_gradient, view_channels_l
 from ...gradient_operators import WGRAD
 from ...nhwc_direct.sum_of_parts import emit_sum_of_parts
 from ..gemm.atoms import MmaSyncAtom, ThreadPosition, ldmatrix_x4
+from ..gemm.cta import allow_dependent_launch
 from .pixel_copies import ITEM_BYTES, OCTET, PixelTile, wait_for_copies
 from .tile_config import MMA_PIXELS
 from .wgrad_config import GroupedWgradConfig, can_form_units
@@ -99,6 +100,7 @@ class GroupedWgradKernel:
         config = self.config
         grid = block_axes(config.pixel_blocks, config.unit_blocks)
         with grid as (part, unit_block), thread_axis(config.num_threads, "threadIdx.x") as thread:
+            allow_dependent_launch()
             smem = allocate("smem", config.smem_bytes // 4, "uint32", "shared.dyn")
             self.inputs = Register("inputs", "uint32", T.cuda.cvta_generic_to_shared(smem.access_ptr("rw"))).value
             self.gradient = self.inputs + to_uint32(config.input_bytes)

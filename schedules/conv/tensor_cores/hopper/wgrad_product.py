@@ -19,10 +19,22 @@ from tvmconv.workloads.dtypes import ACCUMULATOR
 from ...tile_config import Rule, declare_choices
 from ..implicit_gemm_shape import ACCUMULATOR_BYTES, ImplicitGemmShape
 from .candidates import WIDE_BOX, list_best
-from .constraints import isa_constraints, require_whole_slices, resource_constraints
-from .knobs import MAX_LATENCY_RATIO, STARTING_TILES
+from .constraints import count_equal_registers, isa_constraints, require_whole_slices, resource_constraints
+from .knobs import MAX_LATENCY_RATIO, STARTING_TILES, can_compute_several_tiles
 from .product_family import ProductFamily
-from .tile_config import KNOB_OPTIONS, NUM_MULTIPROCESSORS, STAGES_CHOICES, HopperTileConfig
+from .tile_config import (
+    COOPERATIVE,
+    COOPERATIVE_SETMAXNREG,
+    DATA_PARALLEL,
+    DECOMPOSITIONS,
+    KERNEL_SCHEDULES,
+    KNOB_OPTIONS,
+    NUM_MULTIPROCESSORS,
+    RASTER_ORDERS,
+    REALLOCATED_WGMMA_M_TILES_CHOICES,
+    STAGES_CHOICES,
+    HopperTileConfig,
+)
 
 PART_PIXELS = 128  # parts are whole K tiles of any size
 PARTS_CHOICES = (1, 2, 3, 4, 5, 6, 7, 8, 10, 11, 12, 14, 16, 20, 22, 24, 28, 32, 40, 44, 48, 66, 88, 132)
@@ -32,6 +44,7 @@ REDUCTION_LAUNCH_US, WORKSPACE_BYTES_PER_US = 1.6, 4.0e6
 # Latency of reductions split within clusters over their estimate, relative to that of parts in a workspace. SMs of a
 # cluster load different pixels, so that fewer requests of neighbours coincide (two layers on an H100).
 SPLIT_LATENCY_RATIO = 1.15
+MAX_PARTS_OF_SEVERAL_TILES = 8  # of products large enough for CTAs that compute several tiles of each part
 
 
 @dataclass(frozen=True)
@@ -98,6 +111,23 @@ def make_family(w: WeightGradient) -> ProductFamily:
     return ProductFamily("parts", {parts: products[parts] for parts in shapes}, other_us)
 
 
+def has_kernel_schedules(w: WeightGradient) -> bool:
+    """Return whether dK is so large that a CTA may compute several tiles of useful size of a whole reduction."""
+    return can_compute_several_tiles(make_family(w).products[1])
+
+
+def list_options(w: WeightGradient) -> dict[str, Sequence[Any]]:
+    """Return the options of all knobs but the parts."""
+    if not has_kernel_schedules(w):
+        return dict(KNOB_OPTIONS)
+    return KNOB_OPTIONS | {
+        "wgmma_m_tiles": REALLOCATED_WGMMA_M_TILES_CHOICES,
+        "kernel_schedule": KERNEL_SCHEDULES,
+        "raster_order": RASTER_ORDERS,
+        "decomposition": DECOMPOSITIONS,
+    }
+
+
 def constraints(w: WeightGradient, num_parts: int) -> list[Rule]:
     """Return the constraints on tile configs for a number of parts."""
     product = make_family(w).products[num_parts]
@@ -126,9 +156,30 @@ def pruning_constraints(w: WeightGradient, num_parts: int) -> list[Rule]:
             "there are at most as many stages as k-tiles",
             lambda t: (t.stages <= t.k_tiles_per_cta(gemm) + 1) | (t.stages == STAGES_CHOICES[0]),
         ),
+        *_list_rules_of_several_tiles(family.products[num_parts], gemm),
+        (
+            "the order of tiles changes only if CTAs compute several",
+            lambda t: (t.raster_order == RASTER_ORDERS[0]) | t.computes_several_tiles(gemm),
+        ),
         (
             f"the estimated latency is at most {MAX_LATENCY_RATIO} times the best estimate",
             lambda t: family.estimate_us(t, num_parts) <= MAX_LATENCY_RATIO * best_us,
+        ),
+    ]
+
+
+def _list_rules_of_several_tiles(product: Conv, gemm: ImplicitGemmShape) -> list[Rule]:
+    return [
+        (
+            "warpgroups take turns only if some CTA computes several tiles",
+            lambda t: np.logical_not(t.is_pingpong) | t.computes_several_tiles(gemm),
+        ),
+        (
+            "registers are reallocated only if an equal share does not suffice",
+            lambda t: (
+                (t.kernel_schedule != COOPERATIVE_SETMAXNREG)
+                | (t.estimate_registers() > count_equal_registers(t, product))
+            ),
         ),
     ]
 
@@ -150,18 +201,40 @@ def list_best_configs(w: WeightGradient) -> list[tuple[dict[str, int], float]]:
 
 
 def _list_best_tiles(w: WeightGradient, widths: Sequence[int]) -> list[tuple[dict[str, int], float]]:
-    family, best = make_family(w), dict[tuple[int, int, bool], tuple[dict[str, int], float]]()
+    family, best = make_family(w), dict[tuple[Any, ...], tuple[dict[str, int], float]]()
     for parts in family.products:
+        gemm = ImplicitGemmShape.from_workload(family.products[parts])
 
         def estimate(config: HopperTileConfig, parts: int = parts) -> Any:
             return family.estimate_us(config, parts) * np.where(config.split_k > 1, SPLIT_LATENCY_RATIO, 1.0)
 
-        options = KNOB_OPTIONS | {"block_n": widths} | ({} if parts == 1 else {"split_k": (1,)})
-        for config, latency_us in list_best(options, constraints(w, parts), estimate, STARTING_TILES + 1):
-            tile = config.block_m, config.block_n, parts > 1
-            if tile not in best or latency_us < best[tile][1]:
-                best[tile] = {**{name: getattr(config, name) for name in KNOB_OPTIONS}, "parts": parts}, latency_us
+        for options, fixed in _list_tile_families(w, parts):
+            rules = constraints(w, parts)
+            if fixed:
+                rules += _list_rules_of_several_tiles(family.products[parts], gemm)
+            tiles = list_best(options | {"block_n": widths}, rules, estimate, STARTING_TILES + 1, **fixed)
+            for config, latency_us in tiles:
+                tile = config.block_m, config.block_n, parts > 1, config.kernel_schedule, config.decomposition
+                if tile not in best or latency_us < best[tile][1]:
+                    values = {name: getattr(config, name) for name in list_options(w)}
+                    best[tile] = {**values, "parts": parts}, latency_us
     return sorted(best.values(), key=lambda entry: entry[1])
+
+
+def _list_tile_families(w: WeightGradient, parts: int) -> list[tuple[dict[str, Sequence[Any]], dict[str, Any]]]:
+    """Return options and fixed values of configs for a number of parts: data-parallel and cooperative ones first."""
+    families = [(KNOB_OPTIONS | ({} if parts == 1 else {"split_k": (1,)}), dict[str, Any]())]
+    if not has_kernel_schedules(w) or parts > MAX_PARTS_OF_SEVERAL_TILES:
+        return families
+    alone = KNOB_OPTIONS | {"split_k": (1,), "cluster_m": (1,), "cluster_n": (1,)}
+    for kernel_schedule in KERNEL_SCHEDULES:
+        for decomposition in DECOMPOSITIONS:
+            if (kernel_schedule, decomposition) == (COOPERATIVE, DATA_PARALLEL):
+                continue
+            fixed = {"kernel_schedule": kernel_schedule, "decomposition": decomposition}
+            reallocated = {} if kernel_schedule == COOPERATIVE else {"wgmma_m_tiles": REALLOCATED_WGMMA_M_TILES_CHOICES}
+            families.append((alone | reallocated, fixed))
+    return families
 
 
 def select_default(w: WeightGradient) -> tuple[dict[str, int], float]:
@@ -172,9 +245,14 @@ def select_default(w: WeightGradient) -> tuple[dict[str, int], float]:
 def declare_knobs(w: WeightGradient, k: Knobs) -> tuple[HopperTileConfig, int]:
     """Declare the knobs, with defaults that suit the workload, and return the tile config and the number of parts."""
     family, (default, _) = make_family(w), select_default(w)
-    options = {**KNOB_OPTIONS, "parts": list(family.products)}
-    split_k = k.choice("split_k", options.pop("split_k"), default["split_k"], missing=1)
-    values = declare_choices(k, options, default) | {"split_k": split_k}
+    options = list_options(w) | {"parts": list(family.products)}
+    missing = {"split_k": 1, "kernel_schedule": COOPERATIVE}  # of older configs
+    values = {
+        name: k.choice(name, options.pop(name), default[name], missing=value)
+        for name, value in missing.items()
+        if name in options
+    }
+    values |= declare_choices(k, options, default)
     parts = values.pop("parts")
     family.add_rules(k, functools.partial(constraints, w), functools.partial(pruning_constraints, w))
     return HopperTileConfig(**values), parts

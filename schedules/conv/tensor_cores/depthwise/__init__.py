@@ -1,0 +1,1 @@
+"""Depthwise gradients on tensor cores: a band matrix for each channel."""
