@@ -30,7 +30,7 @@ from tvmconv.workloads import Workload
 TRIALS_PER_ROUND = 64  # MetaSchedule's default
 _REQUIRED_MODULES = ("psutil", "cloudpickle", "xgboost")
 _FAILED_SECONDS = 1e9  # the database records failures as 1e10 seconds
-_CLOCK_FILE = "clock"
+CLOCK_FILE = "clock"
 
 
 @dataclass(frozen=True)
@@ -66,7 +66,7 @@ def run_search(
         folder = Path(name)
         arguments = [workload.text, device.text, str(num_trials), str(seed), name]
         code = f"import sys; sys.path[:] = {sys.path!r}; from {__name__} import main; main(sys.argv[1:])"
-        environment = _make_cuda_environment() | {"TMPDIR": name}
+        environment = make_cuda_environment() | {"TMPDIR": name}
         status = run_bounded([sys.executable, "-c", code, *arguments], log, environment, seconds)
         stopped_at = time.monotonic()
         if status:
@@ -90,7 +90,7 @@ def main(argv: Sequence[str]) -> None:
     import tvm.s_tir.tensor_intrin  # noqa: F401  needed by the search; imported before because it takes seconds
     from tvm.s_tir import meta_schedule
 
-    with (folder / _CLOCK_FILE).open("w", buffering=1) as clock:
+    with (folder / CLOCK_FILE).open("w", buffering=1) as clock:
         print(time.monotonic(), file=clock)
         meta_schedule.tune_tir(
             workload.prim_func(), target, name, int(num_trials), num_trials_per_iter=TRIALS_PER_ROUND, seed=int(seed)
@@ -119,7 +119,7 @@ def run_bounded(command: Sequence[str], log: Path, environment: Mapping[str, str
         process.wait()
 
 
-def _make_cuda_environment() -> dict[str, str]:
+def make_cuda_environment() -> dict[str, str]:
     """Return environment variables with which TVM finds the headers and libcudart of NVIDIA's wheels."""
     from cuda.pathfinder import find_nvidia_header_directory, load_nvidia_dynamic_lib
 
@@ -134,7 +134,7 @@ def _make_cuda_environment() -> dict[str, str]:
 
 def read_search(folder: Path, stopped_at: float) -> MetaScheduleResult:
     """Read the result of a search, which ended by `stopped_at`, from MetaSchedule's database and the file `clock`."""
-    clock = folder / _CLOCK_FILE
+    clock = folder / CLOCK_FILE
     if not clock.exists():
         raise Error("MetaSchedule reached its time limit before it began")
     started_at, ended_at = (*map(float, clock.read_text().split()), stopped_at)[:2]

@@ -119,11 +119,11 @@ def _measure(name: str, device: Device, args: argparse.Namespace) -> tuple[list[
     torch.backends.cuda.matmul.allow_tf32 = args.dtype == "tf32"
     torch.backends.cudnn.benchmark = True
     dtype = getattr(torch, dtypes.DTYPES_BY_TEXT[args.dtype].storage)
-    model, shape = _make_network(name)
+    model, shape = make_network(name)
     if args.image_size:
         shape = (shape[0], *(args.image_size for _ in shape[1:]))
     torch.manual_seed(0)
-    model = _set_statistics(model.to(torch_device), shape)
+    model = set_statistics(model.to(torch_device), shape)
     x = torch.randn(args.batch, *shape).to(torch_device, dtype)
     model = model.to(dtype).requires_grad_(False)
     with torch.no_grad():
@@ -169,7 +169,7 @@ def _measure(name: str, device: Device, args: argparse.Namespace) -> tuple[list[
     return timings, optimized.report()
 
 
-def _make_network(name: str) -> tuple[Any, tuple[int, ...]]:
+def make_network(name: str) -> tuple[Any, tuple[int, ...]]:
     """Return a network with random weights, and the shape of its images."""
     if name in OWN_NETWORKS:
         from tvmconv.benchmarks import torch_networks
@@ -184,7 +184,7 @@ def _make_network(name: str) -> tuple[Any, tuple[int, ...]]:
         raise UsageError(f"no network {name}: expected {networks}") from error
 
 
-def _set_statistics(model: Any, shape: tuple[int, ...]) -> Any:
+def set_statistics(model: Any, shape: tuple[int, ...]) -> Any:
     """Return the model in evaluation mode, with batch normalizations that have the statistics of random images. Without
     them, the values vanish from layer to layer.
     """

@@ -25,6 +25,7 @@ BENCHMARKS = {
     "chain": "time a network's convolutions in one CUDA graph",
     "epilogue-cost": "time the fastest kernels of logs with and without epilogues",
     "torch-models": "time whole PyTorch models with PyTorch's kernels and with tvmconv's",
+    "relax-models": "time whole networks that TVM compiles, with TVM's kernels and with tvmconv's",
     "torch-training": "time a training step of PyTorch models with PyTorch's kernels and with tvmconv's",
     "torch-overhead": "time what one call of the PyTorch operator costs the host",
     "layouts": "compare convolutions channels first with channels last, ours and cuDNN's",

@@ -26,7 +26,23 @@ from tvmconv.workloads.conv_operator import ConvOperator
 if TYPE_CHECKING:
     from tvm.target import Target
 
+CUDA_GRAPH_OPTION = "relax.backend.use_cuda_graph"
 CHANNELS_FIRST_LAYOUTS = {"relax.nn.conv2d": ["NCHW", "OIHW"]}
+
+
+def capture_launches(is_enabled: bool) -> tvm.transform.PassContext:
+    """Return the current context of passes, in which `RewriteCUDAGraph` captures launches in CUDA graphs or does not.
+
+    TVM applies the pass to modules for CUDA alone.
+    """
+    current = tvm.transform.PassContext.current()
+    return tvm.transform.PassContext(
+        opt_level=current.opt_level,
+        required_pass=list(current.required_pass),
+        disabled_pass=list(current.disabled_pass),
+        instruments=list(current.instruments),
+        config={**current.config, CUDA_GRAPH_OPTION: is_enabled},
+    )
 
 
 class OptimizedModule:
@@ -53,14 +69,19 @@ class OptimizedModule:
     def _repr_html_(self) -> str:
         return self.report._repr_html_()
 
-    def compile(self) -> Any:
+    def compile(self, *, cuda_graph: bool = True) -> Any:
         """Compile the module by TVM's default pipeline and return TVM's executable.
+
+        Args:
+            cuda_graph: Whether the virtual machine captures the launches of a CUDA model in a CUDA graph at the first
+                call and replays it later, except for the launches that read inputs or write outputs.
 
         Examples:
             >>> executable = optimized.compile()  # doctest: +SKIP
             >>> executable.export_library("model.so")  # doctest: +SKIP
         """
-        return tvm.compile(self.mod, self.target)
+        with capture_launches(cuda_graph):
+            return tvm.compile(self.mod, self.target)
 
 
 def optimize(

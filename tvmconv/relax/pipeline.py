@@ -11,7 +11,7 @@ from tvm import relax
 from tvm.ir import IRModule
 
 from tvmconv.relax.layouts import Layout
-from tvmconv.relax.optimize import optimize
+from tvmconv.relax.optimize import capture_launches, optimize
 
 PIPELINE_NAME = "tvmconv"
 
@@ -23,6 +23,7 @@ def make_pipeline(
     seconds: float | None = None,
     layout: Layout = "auto",
     batch_sizes: Sequence[int] = (),
+    cuda_graph: bool = True,
 ) -> Any:
     """Return the pipeline that runs `optimize` and then TVM's default pipeline, for the target of the context.
 
@@ -31,6 +32,7 @@ def make_pipeline(
         seconds: Time limit of a search, as in `optimize`.
         layout: Layout inside the model, as in `optimize`.
         batch_sizes: Batch sizes of a model with a symbolic batch, as in `optimize`.
+        cuda_graph: Whether launches are captured in a CUDA graph, as in `OptimizedModule.compile`.
 
     Examples:
         >>> import tvm, tvmconv.relax
@@ -42,6 +44,7 @@ def make_pipeline(
     def run(mod: IRModule, _context: Any) -> IRModule:
         target = tvm.target.Target.current(allow_none=False)
         optimized = optimize(mod, target, log=log, seconds=seconds, layout=layout, batch_sizes=batch_sizes)
-        return relax.get_default_pipeline(target)(optimized)
+        with capture_launches(cuda_graph):
+            return relax.get_default_pipeline(target)(optimized)
 
     return run

@@ -1,0 +1,369 @@
+"""The ways to run a network that `tvmconv bench relax-models` times, each in a worker process of the benchmark.
+
+The worker gets a case as JSON, and writes one line of JSON to its standard output for each event: "waiting" and
+"running" around the use of the GPU, and a row for each method. Several workers may compile at once; a lock on a file
+lets one of them use the GPU.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+import fcntl
+import functools
+import json
+import os
+import statistics
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+from tvmconv import devices
+from tvmconv.errors import Error, describe_error
+
+TIMING_SECONDS = 0.3  # device time of a timing
+NUM_PROFILED_CALLS = 5
+CHANNELS_LAST = {"relax.nn.conv2d": ["NHWC", "OHWI"]}
+
+
+@dataclass(frozen=True)
+class Case:
+    """A network, its dtype and batch, and how it is timed."""
+
+    network: str
+    dtype: str  # "f32" or "f16"
+    batch: int
+    methods: tuple[str, ...]
+    seconds: float | None  # of a search by tvmconv
+    metaschedule_seconds: float
+    log: str
+    lock: str  # path of the file whose lock is held while the GPU is used
+    device: str = "cuda:0"
+    is_profiled: bool = False
+
+    @property
+    def name(self) -> str:
+        """Name of the files of results."""
+        return "-".join(["relax", self.network, self.dtype, *([f"b{self.batch}"] if self.batch > 1 else [])])
+
+
+@dataclass(frozen=True)
+class MethodRow:
+    """The result of one method.
+
+    Attributes:
+        method: Key of `METHODS`.
+        device_seconds: Seconds per call of calls that are queued one after another; None if the method failed.
+        call_seconds: Seconds of a call and the wait for its result.
+        made_seconds: Seconds until the network could run: import, compilation and search.
+        error: Relative L2 difference from the network in float64, for the first image.
+        failure: Reason why there is no time.
+        details: What the method reports, such as the kernel of each layer.
+    """
+
+    method: str
+    device_seconds: float | None = None
+    call_seconds: float | None = None
+    made_seconds: float | None = None
+    error: float | None = None
+    failure: str = ""
+    details: dict[str, Any] = field(default_factory=dict)
+
+
+class Worker:
+    """The network of a case, in PyTorch and in Relax, and the timing of calls. Everything is made when it is needed."""
+
+    def __init__(self, case: Case, write_event: Callable[[dict[str, Any]], None]) -> None:
+        self.case, self._write_event = case, write_event
+        self.device = devices.find_device(case.device)
+        self.waited_seconds = 0.0
+
+    @functools.cached_property
+    def network(self) -> Any:
+        """The network of PyTorch on the CPU in float32, with random weights that depend on its name alone."""
+        import torch
+
+        from tvmconv.benchmarks.torch_models import make_network, set_statistics
+
+        torch.manual_seed(0)
+        network, shape = make_network(self.case.network)
+        self.shape = (self.case.batch, *shape)
+        return set_statistics(network, shape).requires_grad_(False)
+
+    @functools.cached_property
+    def example(self) -> Any:
+        """A batch of random images on the CPU in float32."""
+        import torch
+
+        assert self.network is not None  # sets the shape
+        return torch.randn(*self.shape, generator=torch.Generator().manual_seed(1))
+
+    @functools.cached_property
+    def expected(self) -> Any:
+        """The network's output in float64 for the first image."""
+        import torch
+
+        with torch.no_grad():
+            return copy.deepcopy(self.network).double()(self.example[:1].double())
+
+    @functools.cached_property
+    def module(self) -> Any:
+        """The network as a module of Relax in the case's dtype, with inputs and outputs in float32."""
+        import torch
+        from tvm.relax.frontend.torch import from_exported_program
+
+        import tvmconv.relax
+
+        with torch.no_grad():
+            module = from_exported_program(torch.export.export(self.network, (self.example,)))
+        return tvmconv.relax.to_float16(module) if self.case.dtype == "f16" else module
+
+    @functools.cached_property
+    def channels_last_module(self) -> Any:
+        """The module with channels-last convolutions."""
+        import tvm
+        from tvm import relax
+
+        passes = [relax.transform.ConvertLayout(CHANNELS_LAST), relax.transform.FoldConstant()]
+        return tvm.ir.transform.Sequential(passes)(self.module)
+
+    @functools.cached_property
+    def optimized(self) -> Any:
+        """The module optimized by tvmconv, after a search if the case has a time for it."""
+        import tvmconv.relax
+
+        case = self.case
+        with self.use_gpu() if case.seconds else contextlib.nullcontext():
+            return tvmconv.relax.optimize_with_report(
+                self.module, case.device, log=self.find_log(), seconds=case.seconds
+            )
+
+    def find_log(self) -> str | None:
+        """Return the log if a search will write it, or one has written it."""
+        return self.case.log if self.case.seconds or Path(self.case.log).exists() else None
+
+    def get_torch_example(self) -> Any:
+        """Return the batch on the GPU in the case's dtype, channels last."""
+        import torch
+
+        dtype = torch.float16 if self.case.dtype == "f16" else torch.float32
+        return self.example.to(self.case.device, dtype).contiguous(memory_format=torch.channels_last)
+
+    def get_torch_network(self) -> Any:
+        """Return the network on the GPU in the case's dtype, channels last."""
+        import torch
+
+        torch.backends.cudnn.benchmark = True
+        torch.backends.cudnn.allow_tf32 = torch.backends.cuda.matmul.allow_tf32 = False
+        x = self.get_torch_example()
+        return copy.deepcopy(self.network).to(self.case.device, x.dtype, memory_format=torch.channels_last)
+
+    @contextlib.contextmanager
+    def use_gpu(self) -> Iterator[None]:
+        """Wait until no other worker uses the GPU."""
+        self._write_event({"event": "waiting"})
+        started_at = time.monotonic()
+        with Path(self.case.lock).open("w") as file:
+            fcntl.flock(file, fcntl.LOCK_EX)
+            self.waited_seconds += time.monotonic() - started_at
+            self._write_event({"event": "running"})
+            yield
+
+    def run(self, method: str) -> MethodRow:
+        """Prepare and time one method."""
+        started_at, self.waited_seconds = time.monotonic(), 0.0
+        prepare = METHODS[method].prepare
+        try:
+            time_it, details = prepare(self)
+            made_seconds = time.monotonic() - started_at - self.waited_seconds
+            with self.use_gpu():
+                return MethodRow(method, *time_it(), made_seconds=made_seconds, **self._finish(details))
+        except (Error, RuntimeError, TypeError, ValueError) as error:
+            return MethodRow(method, failure=describe_error(error)[:500])
+
+    def _finish(self, details: dict[str, Any]) -> dict[str, Any]:
+        return {"error": details.pop("error", None), "details": details}
+
+
+Timed = tuple[float, float]  # seconds of the device per call, and of a call
+Prepared = tuple[Callable[[], Timed], dict[str, Any]]
+
+
+def time_calls(call: Callable[[], object], stream: int, synchronize: Callable[[], None]) -> Timed:
+    """Return the seconds per call of queued calls on a stream, and of a call with the wait for its result."""
+    from tvmconv.devices.cuda.graphs import time_replay
+    from tvmconv.torch.timing import time_wall_clock
+
+    def run() -> None:
+        call()
+
+    device_seconds = statistics.median(time_replay(run, stream, TIMING_SECONDS))
+    return device_seconds, time_wall_clock(run, synchronize)
+
+
+def compute_error(output: Any, expected: Any) -> float:
+    """Return the relative L2 difference of the first image's output from the expected one."""
+    first = output[:1].detach().cpu().double()
+    return float((first - expected).norm() / expected.norm())
+
+
+def _prepare_executable(worker: Worker, executable: Any, details: dict[str, Any]) -> Prepared:
+    """Return a function that times an executable of TVM on the GPU."""
+    import torch
+    import tvm
+    import tvm_ffi
+    from tvm import relax
+
+    index = int(worker.case.device.partition(":")[2] or 0)
+    machine = relax.VirtualMachine(executable, tvm.cuda(index))
+
+    def time_it() -> Timed:
+        from tvmconv.devices.cuda.graphs import create_stream
+
+        main = machine["main"]
+        x = tvm.runtime.tensor(worker.example.numpy(), tvm.cuda(index))
+        with create_stream(index) as stream, tvm_ffi.use_raw_stream(tvm_ffi.device("cuda", index), stream):
+            output = main(x)
+            tvm.cuda(index).sync(stream)
+            first = output if isinstance(output, tvm.runtime.Tensor) else output[0]
+            details["error"] = compute_error(torch.from_numpy(first.numpy()), worker.expected)
+            if worker.case.is_profiled:
+                details["kernels"] = profile_kernels(lambda: main(x))
+            return time_calls(lambda: main(x), stream, functools.partial(tvm.cuda(index).sync, stream))
+
+    return time_it, details
+
+
+def profile_kernels(call: Callable[[], object]) -> list[tuple[str, float]]:
+    """Return the names of the kernels that a call launches, and the seconds of each per call, the slowest first."""
+    import torch
+
+    call()
+    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) as profile:
+        for _ in range(NUM_PROFILED_CALLS):
+            call()
+        torch.cuda.synchronize()
+    totals = {event.key: event.device_time_total * 1e-6 / NUM_PROFILED_CALLS for event in profile.key_averages()}
+    return sorted(totals.items(), key=lambda item: -item[1])
+
+
+def _prepare_torch(worker: Worker, network: Callable[[Any], Any], details: dict[str, Any]) -> Prepared:
+    """Return a function that times a network of PyTorch in a CUDA graph."""
+    import torch
+
+    x = worker.get_torch_example()
+
+    def time_it() -> Timed:
+        stream, graph = torch.cuda.Stream(), torch.cuda.CUDAGraph()
+        stream.wait_stream(torch.cuda.current_stream())
+        with torch.no_grad(), torch.cuda.stream(stream):
+            for _ in range(3):
+                output = network(x)
+            stream.synchronize()
+            details["error"] = compute_error(output, worker.expected)
+            with torch.cuda.graph(graph, stream=stream):
+                network(x)
+            return time_calls(graph.replay, stream.cuda_stream, stream.synchronize)
+
+    return time_it, details
+
+
+def _prepare_tvm(worker: Worker) -> Prepared:
+    import tvm
+
+    return _prepare_executable(worker, tvm.compile(worker.module, worker.device.make_target()), {})
+
+
+def _prepare_tvm_channels_last(worker: Worker) -> Prepared:
+    import tvm
+
+    return _prepare_executable(worker, tvm.compile(worker.channels_last_module, worker.device.make_target()), {})
+
+
+def _prepare_metaschedule(worker: Worker) -> Prepared:
+    from tvmconv.baselines import metaschedule
+
+    module = worker.channels_last_module if worker.case.dtype == "f16" else worker.module
+    log = Path(worker.case.log).with_name(f"{worker.case.name}-metaschedule.log")
+    with tempfile.TemporaryDirectory() as folder:
+        with worker.use_gpu():
+            result = metaschedule.tune_module(
+                module, worker.device, Path(folder), log=log, seconds=worker.case.metaschedule_seconds
+            )
+        executable = metaschedule.compile_module(module, worker.device, Path(folder))
+        return _prepare_executable(worker, executable, asdict(result))
+
+
+def _prepare_pytorch(worker: Worker) -> Prepared:
+    with worker.use_gpu():
+        return _prepare_torch(worker, worker.get_torch_network(), {})
+
+
+def _prepare_pytorch_compiled(worker: Worker) -> Prepared:
+    import torch
+
+    with torch.no_grad():  # without the GPU's lock, because the compiler uses the host for most of the time
+        network = torch.compile(worker.get_torch_network())
+        network(worker.get_torch_example())
+    return _prepare_torch(worker, network, {})
+
+
+def _prepare_tvmconv_torch(worker: Worker) -> Prepared:
+    import tvmconv.torch
+
+    case = worker.case
+    with worker.use_gpu():
+        network, x = worker.get_torch_network(), worker.get_torch_example()
+        how = {"seconds": case.seconds, "log": worker.find_log(), "device": case.device}
+        optimized = tvmconv.torch.optimize(network, x, **how)
+        return _prepare_torch(worker, optimized, {"lines": [asdict(line) for line in optimized.report().lines]})
+
+
+def _prepare_tvmconv_relax(worker: Worker, *, cuda_graph: bool = True) -> Prepared:
+    optimized = worker.optimized
+    details = {"lines": [asdict(line) for line in optimized.report.lines]}
+    return _prepare_executable(worker, optimized.compile(cuda_graph=cuda_graph), details)
+
+
+@dataclass(frozen=True)
+class Method:
+    """A way to run a network."""
+
+    label: str
+    prepare: Callable[[Worker], Prepared]
+
+
+METHODS = {
+    "tvm": Method("TVM", _prepare_tvm),
+    "tvm-nhwc": Method("TVM, channels last", _prepare_tvm_channels_last),
+    "pytorch": Method("PyTorch", _prepare_pytorch),
+    "pytorch-compiled": Method("PyTorch, compiled", _prepare_pytorch_compiled),
+    "tvmconv-relax": Method("tvmconv.relax", _prepare_tvmconv_relax),
+    "tvmconv-launches": Method(
+        "tvmconv.relax, no CUDA graph", functools.partial(_prepare_tvmconv_relax, cuda_graph=False)
+    ),
+    "tvmconv-torch": Method("tvmconv.torch", _prepare_tvmconv_torch),
+    "metaschedule": Method("MetaSchedule", _prepare_metaschedule),
+}
+
+
+def main(argv: list[str]) -> None:
+    """Run the methods of the case whose JSON is the argument. What they print goes to standard error."""
+    events = os.dup(1)
+    os.dup2(2, 1)
+
+    def write_event(event: dict[str, Any]) -> None:
+        os.write(events, f"{json.dumps(event)}\n".encode())
+
+    case = Case(**json.loads(argv[0]))
+    worker = Worker(case, write_event)
+    for method in case.methods:
+        write_event({"event": "row", "row": asdict(worker.run(method))})
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])
