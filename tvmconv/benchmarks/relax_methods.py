@@ -222,18 +222,23 @@ def _prepare_executable(worker: Worker, executable: Any, details: dict[str, Any]
     machine = relax.VirtualMachine(executable, tvm.cuda(index))
 
     def time_it() -> Timed:
-        from tvmconv.devices.cuda.graphs import create_stream
+        from tvmconv.devices import cuda
+        from tvmconv.devices.cuda.graphs import check_cuda, create_stream
 
         main = machine["main"]
         x = tvm.runtime.tensor(worker.example.numpy(), tvm.cuda(index))
         with create_stream(index) as stream, tvm_ffi.use_raw_stream(tvm_ffi.device("cuda", index), stream):
+
+            def synchronize() -> None:
+                check_cuda(cuda.runtime.cudaStreamSynchronize(stream))
+
             output = main(x)
-            tvm.cuda(index).sync(stream)
+            synchronize()
             first = output if isinstance(output, tvm.runtime.Tensor) else output[0]
             details["error"] = compute_error(torch.from_numpy(first.numpy()), worker.expected)
             if worker.case.is_profiled:
                 details["kernels"] = profile_kernels(lambda: main(x))
-            return time_calls(lambda: main(x), stream, functools.partial(tvm.cuda(index).sync, stream))
+            return time_calls(lambda: main(x), stream, synchronize)
 
     return time_it, details
 

@@ -29,6 +29,7 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
+from tvmconv.baselines.metaschedule import make_cuda_environment
 from tvmconv.benchmarks.common import add_device, add_output, find_device, write_report
 from tvmconv.benchmarks.relax_methods import METHODS, Case, MethodRow
 from tvmconv.cli import options, output
@@ -179,6 +180,7 @@ def _start_worker(case: Case, named: Case) -> Iterator[subprocess.Popen[bytes]]:
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=errors,
+            env={**os.environ, **make_cuda_environment()},
             start_new_session=True,  # a process group, which can be ended as a whole
         )
     try:
