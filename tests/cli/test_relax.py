@@ -40,6 +40,15 @@ def test_library_is_written_and_runs(model, tmp_path, capsys):
     assert y.numpy()[0, 0, 0, 0] == 16  # 2 × 2 taps of 4 channels lie inside
 
 
+def test_dynamic_batch_has_kernels_for_the_given_sizes(model, capsys):
+    assert main(["relax", model, "--target", "sm_90", "--batch-size", "2", "--batch-size", "3", "--json"]) == 0
+    lines = {line["function"]: line for line in json.loads(capsys.readouterr().out)["lines"]}
+    assert lines["main_batch3"]["workload"] == "conv2d:3x4x6x6,8x4x3x3,s1,p1,relu"
+    assert lines["main_batch_any"]["implementation"] == "TVM"
+    assert main(["relax", model, "--target", "llvm", "--input", "2x4x6x6", "--batch-size", "2"]) == 2
+    assert "no function has a symbolic size" in capsys.readouterr().err
+
+
 def test_errors_of_the_command_line(model, tmp_path, capsys):
     assert main(["relax", str(tmp_path / "none.onnx"), "--target", "llvm"]) == 2
     (tmp_path / "bad.onnx").write_bytes(b"no model")

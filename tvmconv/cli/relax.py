@@ -15,7 +15,7 @@ from typing import Any
 
 from tvmconv.cli import output
 from tvmconv.cli.errors import UsageError, print_note
-from tvmconv.cli.options import add_option, parse_model_input, parse_positive
+from tvmconv.cli.options import add_option, parse_count, parse_model_input, parse_positive
 from tvmconv.errors import ModelError, describe_error, translate_to_model_error
 from tvmconv.models.input_spec import EXAMPLE_TEXT, InputSpec
 from tvmconv.optional_packages import format_install_command
@@ -30,9 +30,13 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--target", metavar="T", required=True, help=f"{text}.")
     text = f"Input of the model with dynamic dimensions, such as {EXAMPLE_TEXT}, in order or by name"
     add_option(parser, "--input", "[NAME=]SIZES", text, type=parse_model_input, repeat=True)
+    text = "Batch size with kernels of its own, of a model with a dynamic batch that --input does not set"
+    add_option(parser, "--batch-size", "N", text, type=parse_count, repeat=True)
     text = "Search for kernels on the GPU of the target, with this time limit in seconds for all layers"
     add_option(parser, "--seconds", "T", text, type=parse_positive)
     parser.add_argument("--log", metavar="F", type=Path, help="Log to take kernels from and to append trials to.")
+    text = "Launch each kernel from the host, instead of a CUDA graph that the first call captures"
+    parser.add_argument("--no-cuda-graph", action="store_true", help=f"{text}.")
     add_option(parser, "--layout", None, "Layout of chains of convolutions", choices=LAYOUTS, default="auto")
     parser.add_argument("-o", dest="out", metavar="F.so", type=Path, help="Library to write.")
     output.add_table_options(parser, json_help="Print the report as JSON.")
@@ -43,7 +47,8 @@ def run(args: argparse.Namespace) -> int:
     mod = _import_model(args.model, args.input or ())
     from tvmconv.relax.optimize import optimize_with_report
 
-    optimized = optimize_with_report(mod, args.target, log=args.log, seconds=args.seconds, layout=args.layout)
+    how = {"log": args.log, "seconds": args.seconds, "layout": args.layout, "batch_sizes": args.batch_size}
+    optimized = optimize_with_report(mod, args.target, **how)
     report = optimized.report
     if args.json or args.csv:
         output.print_table(report.table, args, asdict(report))
@@ -51,7 +56,7 @@ def run(args: argparse.Namespace) -> int:
         print(report.format_text(output.make_table_formatter(args)))
     if args.out:
         with translate_to_model_error(f"TVM cannot compile {args.model}"):
-            executable = optimized.compile()
+            executable = optimized.compile(cuda_graph=not args.no_cuda_graph)
         try:
             executable.export_library(str(args.out))
         except (OSError, RuntimeError) as error:
