@@ -48,6 +48,34 @@ class Residual(nn.Module):
         return nn.functional.hardswish(self.up(self.depthwise(self.first(x))) + x)
 
 
+class UNet(nn.Module):
+    """A U-Net of three levels with transposed convolutions and skip connections."""
+
+    def __init__(self, channels=8):
+        super().__init__()
+        widths = [channels, 2 * channels, 4 * channels]
+        self.down = nn.ModuleList(
+            self._make_level(before, after) for before, after in zip((3, *widths), widths, strict=False)
+        )
+        self.up = nn.ModuleList(nn.ConvTranspose2d(2 * width, width, 2, 2) for width in widths[:2])
+        self.merge = nn.ModuleList(self._make_level(2 * width, width) for width in widths[:2])
+        self.last = nn.Conv2d(channels, 2, 1)
+
+    @staticmethod
+    def _make_level(channels, filters):
+        convs = [nn.Conv2d(channels, filters, 3, padding=1, bias=False), nn.Conv2d(filters, filters, 3, padding=1)]
+        return nn.Sequential(convs[0], nn.BatchNorm2d(filters), nn.ReLU(), convs[1], nn.ReLU())
+
+    def forward(self, x):
+        skips = []
+        for index, level in enumerate(self.down):
+            x = level(nn.functional.max_pool2d(x, 2) if index else x)
+            skips.append(x)
+        for index in (1, 0):
+            x = self.merge[index](torch.cat([skips[index], self.up[index](x)], 1))
+        return self.last(x)
+
+
 class BasicBlock(nn.Module):
     """The block of ResNet-18."""
 

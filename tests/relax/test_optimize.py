@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 import tvm
-from relax_models import Residual, differ, exported, make_mobilenet_v2, make_resnet18, randomized
+from relax_models import Residual, UNet, differ, exported, make_mobilenet_v2, make_resnet18, randomized
 from torch import nn
 from tvm import relax
 
@@ -84,6 +84,15 @@ def test_other_ranks_equal_pytorch(model, x):
     optimized = tvmconv.relax.optimize_with_report(exported(model, x), "llvm", layout="nhwc")
     assert optimized.report.num_replaced == 1
     assert optimized.report.lines[0].workload.count(",bias,") == 1
+    assert differ(optimized.compile(), model, x) < 1e-5
+
+
+def test_unet_has_two_transpositions_and_equals_pytorch():
+    model, x = randomized(UNet(4)), torch.randn(1, 3, 12, 20)
+    optimized = tvmconv.relax.optimize_with_report(exported(model, x), "llvm", layout="nhwc")
+    assert [line.workload.split(":")[0] for line in optimized.report.lines].count("conv2d_transpose") == 2
+    assert optimized.report.num_replaced == 13
+    assert optimized.mod["main"].script().count("permute_dims") == 2
     assert differ(optimized.compile(), model, x) < 1e-5
 
 
@@ -215,6 +224,9 @@ def test_half_precision_chain_runs_channels_last_on_tensor_cores():
     ]
     assert {line.implementation for line in optimized.report.lines} == {"mma_sync"}
     assert optimized.mod["main"].script().count("R.permute_dims") == 2
+    captured = "main_cuda_graph_capture"  # the function with launches that TVM captures
+    assert captured in optimized.compile().as_text()
+    assert captured not in optimized.compile(cuda_graph=False).as_text()
 
 
 def test_weight_that_is_a_parameter_is_packed_and_scaled_by_relax():
@@ -255,7 +267,9 @@ def test_bfloat16_chain_compiles_for_tensor_cores():
 
 @pytest.mark.slow
 @pytest.mark.parametrize("arch", ["sm_80", "sm_90"])
-@pytest.mark.parametrize(("make", "num_convolutions"), [(make_resnet18, 20), (make_mobilenet_v2, 52)])
+@pytest.mark.parametrize(
+    ("make", "num_convolutions"), [(make_resnet18, 21), (make_mobilenet_v2, 53), (lambda: randomized(UNet(32)), 13)]
+)
 def test_networks_compile_for_cuda(make, num_convolutions, arch, tmp_path):
     mod = exported(make(), torch.randn(1, 3, 224, 224))
     optimized = tvmconv.relax.optimize_with_report(mod, arch)

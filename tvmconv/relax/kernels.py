@@ -136,10 +136,7 @@ class KernelFinder:
         Raises:
             DeviceError: The target has no device to measure on.
         """
-        device = self._target.device
-        if device is None or isinstance(device, devices.Arch):
-            name = device.text if device else self._target.target.kind.name
-            raise DeviceError(f"a search measures on a GPU of the target, and {name} is none: omit seconds")
+        device = self.check_device()
         log = self._log = self._log or DEFAULT_LOG
         index = RecordIndex([log]) if Path(log).exists() else None
         remaining = {w: count for w, count in workloads.items() if not (index and _is_measured(index, w, device))}
@@ -152,6 +149,14 @@ class KernelFinder:
                     continue
         self._record_index = None
         self._found.clear()  # kernels from before the search
+
+    def check_device(self) -> Device:
+        """Return the device to measure on; raise DeviceError if the target has none."""
+        device = self._target.device
+        if device is None or isinstance(device, devices.Arch):
+            name = device.text if device else self._target.target.kind.name
+            raise DeviceError(f"a search measures on a GPU of the target, and {name} is none: omit seconds")
+        return device
 
     def build(self, workloads: Iterable[Workload]) -> None:
         """Build the kernels of workloads, which `find` returns; several processes compile kernels for CUDA."""

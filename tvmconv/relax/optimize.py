@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import os
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import tvm
 from tvm import relax
 from tvm.ir import IRModule
 
+from tvmconv.deadline import Deadline
 from tvmconv.errors import Error, ModelError
+from tvmconv.relax.comparison import extract_functions, start_timer
 from tvmconv.relax.kernels import CompileTarget, FoundKernel, KernelFinder, resolve_target
 from tvmconv.relax.layouts import Layout, plan_layouts, validate_layout
 from tvmconv.relax.linear import convert_linear_layers
@@ -26,6 +29,7 @@ from tvmconv.workloads.conv_operator import ConvOperator
 if TYPE_CHECKING:
     from tvm.target import Target
 
+COMPARISON_FRACTION = 0.1  # of the time of a search, for the comparison with TVM's code
 CUDA_GRAPH_OPTION = "relax.backend.use_cuda_graph"
 CHANNELS_FIRST_LAYOUTS = {"relax.nn.conv2d": ["NCHW", "OIHW"]}
 
@@ -105,8 +109,8 @@ def optimize(
             convolutions and their epilogues become functions that TVM compiles.
         log: Path of a tuning log, from which kernels are taken and to which a search appends. Kernels of other layers
             come from the packaged logs or from predictions.
-        seconds: Time limit of a search on the GPU of the target for layers that the log does not cover; None for no
-            search.
+        seconds: Time limit of a search on the GPU of the target for layers that the log does not cover, and of the
+            comparison with TVM's own code, which computes the layers for which it is faster; None for neither.
         layout: "auto" runs 16-bit convolutions channels last inside on CUDA, "nhwc" all, "nchw" none.
         batch_sizes: Batch sizes of a model with a symbolic batch that have kernels of their own; TVM's code computes
             other sizes. Each size adds a copy of the weights to the library.
@@ -187,22 +191,21 @@ def _replace_in_module(
         raise ModelError(f"expected a tvm.IRModule with Relax functions, not {type(mod).__name__}")
     if batch_sizes:
         mod = specialize_batch(mod, list(_list_functions(mod)), batch_sizes)
-    prepared = _prepare_module(mod, has_kernels=target.device is not None)
+    prepared = prepare_module(mod, has_kernels=target.device is not None)
     planned, lines = _plan_functions(prepared, target, layout)
     workloads = [workload for sites in planned.values() for _, workload in sites]
-    if seconds is not None:
-        finder.search(Counter(workloads), seconds)
+    tvm_seconds = {} if seconds is None else _search(prepared, planned, target, finder, seconds)
     finder.build(workloads)
     replacements: dict[str, list[Replacement]] = {}
     for name, sites in planned.items():
-        found = [_find_kernel(finder, name, site, workload) for site, workload in sites]
+        found = [choose_kernel(finder, name, site, workload, tvm_seconds) for site, workload in sites]
         replacements[name] = [replacement for replacement, _ in found if replacement]
         lines += [line for _, line in found]
     new_mod = replace_convolutions(prepared, replacements, target.device)
     return OptimizedModule(new_mod, ModuleReport(tuple(lines)), target.target)
 
 
-def _prepare_module(mod: IRModule, *, has_kernels: bool) -> IRModule:
+def prepare_module(mod: IRModule, *, has_kernels: bool) -> IRModule:
     """Return a module whose 2-D convolutions are channels first, and whose constants are computed.
 
     If there are kernels, linear layers become convolutions.
@@ -254,20 +257,46 @@ def _plan_functions(mod: IRModule, target: CompileTarget, layout: Layout) -> tup
     return planned, lines
 
 
-def _find_kernel(
-    finder: KernelFinder, function: str, site: RelaxConvolution, workload: ConvOperator
+def _search(
+    mod: IRModule, planned: Planned, target: CompileTarget, finder: KernelFinder, seconds: float
+) -> dict[str, float]:
+    """Search for kernels, and return the seconds of TVM's own code by the text of a channels-first workload."""
+    finder.check_device()
+    sites = {name: [site for site, _ in function_sites] for name, function_sites in planned.items()}
+    workloads = Counter(workload for function_sites in planned.values() for _, workload in function_sites)
+    deadline, device = Deadline.after(seconds), target.device
+    if not workloads or device is None or device.kind != "cuda":  # TVM's wheel has no OpenCL runtime
+        finder.search(workloads, seconds)
+        return {}
+    with start_timer(extract_functions(mod, sites), target.target, device.index) as timer:
+        finder.search(workloads, seconds * (1 - COMPARISON_FRACTION))
+        return timer.time_functions(deadline)
+
+
+def choose_kernel(
+    finder: KernelFinder,
+    function: str,
+    site: RelaxConvolution,
+    workload: ConvOperator,
+    tvm_seconds: Mapping[str, float],
 ) -> tuple[Replacement | None, ConvolutionReport]:
+    """Return the replacement of a convolution, None if TVM computes it, and the report on it.
+
+    Args:
+        finder: Source of the kernel.
+        function: Name of the function in the module.
+        site: Convolution, channels first.
+        workload: Workload with the layout of the kernel.
+        tvm_seconds: Seconds of TVM's own code by the text of a channels-first workload.
+    """
+    line = ConvolutionReport(
+        function, site.name, workload.text, TVM_NAME, tvm_seconds=tvm_seconds.get(site.workload.text)
+    )
     try:
         kernel: FoundKernel = finder.find(workload)
     except Error as error:
-        return None, ConvolutionReport(function, site.name, workload.text, TVM_NAME, reason=str(error))
-    line = ConvolutionReport(
-        function,
-        site.name,
-        workload.text,
-        kernel.schedule,
-        kernel.config_source,
-        seconds=kernel.seconds,
-        config=kernel.config,
-    )
-    return Replacement(site, workload, kernel), line
+        return None, replace(line, reason=str(error))
+    line = replace(line, config_source=kernel.config_source, seconds=kernel.seconds, config=kernel.config)
+    if line.tvm_seconds and kernel.seconds and line.tvm_seconds < kernel.seconds:
+        return None, replace(line, config_source="", reason=f"TVM's own code is faster than {kernel.schedule}")
+    return Replacement(site, workload, kernel), replace(line, implementation=kernel.schedule)

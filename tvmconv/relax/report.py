@@ -26,6 +26,7 @@ class ConvolutionReport:
         config_source: Source of the kernel's config, such as "tuned" or "predicted".
         reason: Reason why TVM computes the convolution.
         seconds: Seconds of the kernel that the log says or the cost model predicts; None if neither does.
+        tvm_seconds: Measured seconds of TVM's own code; None if it was not timed.
         config: Values of the kernel's knobs.
     """
 
@@ -36,6 +37,7 @@ class ConvolutionReport:
     config_source: str = ""
     reason: str = ""
     seconds: float | None = None
+    tvm_seconds: float | None = None
     config: Config = field(default_factory=dict)
 
 
@@ -62,19 +64,23 @@ class ModuleReport:
     @property
     def table(self) -> Table:
         """Table with one row per convolution."""
-        headers = ("function", "convolution", "workload", "runs", "time [µs]", "config, or why")
+        times = ("TVM [µs]", "tvmconv [µs]", "× TVM")
+        headers = ("function", "convolution", "workload", "runs", *times, "config, or why")
         rows = [
             (
                 line.function,
                 line.name,
                 line.workload or EMPTY_CELL,
                 line.implementation,
-                EMPTY_CELL if line.seconds is None else format_significant(line.seconds * 1e6),
+                *(_format_time(seconds) for seconds in (line.tvm_seconds, line.seconds)),
+                format_significant(line.tvm_seconds / line.seconds)
+                if line.tvm_seconds and line.seconds
+                else EMPTY_CELL,
                 line.reason or line.config_source or EMPTY_CELL,
             )
             for line in self.lines
         ]
-        return Table(headers, rows, left_aligned=frozenset(headers) - {"time [µs]"})
+        return Table(headers, rows, left_aligned=frozenset(headers) - {*times})
 
     def __repr__(self) -> str:
         return f"<ModuleReport {self.num_replaced} of {len(self.lines)} convolutions by tvmconv>"
@@ -111,3 +117,7 @@ class ModuleReport:
             '{"lines": []}'
         """
         return json.dumps(asdict(self))
+
+
+def _format_time(seconds: float | None) -> str:
+    return EMPTY_CELL if seconds is None else format_significant(seconds * 1e6)

@@ -1,0 +1,164 @@
+"""The comparison of kernels with TVM's own code: how long TVM's default pipeline takes for what a kernel replaces.
+
+A separate process compiles TVM's code while a search runs, and times it afterwards. A fault of that code, or a
+compilation that takes too long, then costs the comparison alone.
+"""
+
+from __future__ import annotations
+
+import json
+import select
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import tvm
+from tvm import relax
+from tvm.ir import Call, IRModule
+from tvm.target import Target
+
+from tvmconv.deadline import Deadline
+from tvmconv.relax.sites import RelaxConvolution
+from tvmconv.workloads.dtypes import get_numpy_dtype
+
+TIMING_SECONDS, WARM_UP_SECONDS = 0.01, 0.01
+_MODULE_FILE = "module.json"
+
+
+def extract_functions(mod: IRModule, sites_by_function: Mapping[str, Iterable[RelaxConvolution]]) -> IRModule:
+    """Return a module with one function for each distinct workload, which computes what a kernel would replace.
+
+    Args:
+        mod: Module in which the convolutions were found.
+        sites_by_function: The convolutions by the name of their function.
+
+    Returns:
+        The module. A function has the name `convN`, the text of the workload as the attribute `workload`, and the
+        input, the weight and the residual as parameters.
+    """
+    builder, texts = relax.BlockBuilder(), set()
+    for name, sites in sites_by_function.items():
+        bindings = [binding for block in mod[name].body.blocks for binding in block.bindings]
+        for site in sites:
+            if site.workload.text not in texts:
+                texts.add(site.workload.text)
+                _emit_function(builder, f"conv{len(texts)}", site, bindings)
+    return builder.get()
+
+
+def _emit_function(
+    builder: relax.BlockBuilder, name: str, site: RelaxConvolution, bindings: Sequence[relax.Binding]
+) -> None:
+    """Emit the operations between the operands of a convolution and the result of its epilogue as a function."""
+    operands = [expr for expr in (site.x, site.weight, site.residual) if expr is not None]
+    params = {expr: relax.Var(f"arg{index}", expr.ty) for index, expr in enumerate(operands)}
+    replaced: dict[relax.Expr, relax.Expr] = dict(params)
+    with builder.function(name, list(params.values()), attrs={"workload": site.workload.text}):
+        with builder.dataflow():
+            for binding in _select_bindings(site, bindings, params):
+                replaced[binding.var] = builder.emit(_replace_operands(binding.value, replaced))
+            output = builder.emit_output(replaced[site.result])
+        builder.emit_func_output(output)
+
+
+def _replace_operands(value: relax.Expr, replaced: Mapping[relax.Expr, relax.Expr]) -> relax.Expr:
+    """Return a call, or an item of the results of a normalization, with other operands."""
+    if isinstance(value, relax.TupleGetItem):
+        return relax.TupleGetItem(replaced[value.tuple_value], value.index)
+    return Call(value.op, [replaced.get(arg, arg) for arg in value.args], value.attrs, value.ty_args)
+
+
+def _select_bindings(
+    site: RelaxConvolution, bindings: Sequence[relax.Binding], operands: Mapping[relax.Expr, relax.Var]
+) -> list[relax.Binding]:
+    """Return the bindings on which the result depends, without those of the operands."""
+    needed: set[relax.Expr] = {site.result}
+    selected: list[relax.Binding] = []
+    for binding in reversed(bindings):
+        if binding.var in needed:
+            selected.insert(0, binding)
+            needed |= {var for var in relax.analysis.free_vars(binding.value) if var not in operands}
+    return selected
+
+
+class TvmTimer:
+    """A process that compiles functions of Relax with TVM's default pipeline, and times them when it is asked to."""
+
+    def __init__(self, process: subprocess.Popen[str]) -> None:
+        self._process = process
+
+    def time_functions(self, deadline: Deadline) -> dict[str, float]:
+        """Return the seconds per call by the workload's text, of as many functions as are timed until a deadline."""
+        times: dict[str, float] = {}
+        stdin, stdout = self._process.stdin, self._process.stdout
+        assert stdin is not None
+        assert stdout is not None
+        try:
+            stdin.write("time\n")
+            stdin.flush()
+        except BrokenPipeError:
+            return times
+        while select.select([stdout], [], [], deadline.remaining_seconds)[0] and (line := stdout.readline()):
+            text, seconds = json.loads(line)
+            times[text] = seconds
+        return times
+
+
+@contextmanager
+def start_timer(mod: IRModule, target: Target, device_index: int) -> Iterator[TvmTimer]:
+    """Start a process for the functions of a module, and end it with the context."""
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / _MODULE_FILE
+        path.write_text(str(tvm.ir.save_json([mod, target])), encoding="utf-8")
+        code = f"import sys; sys.path[:] = {sys.path!r}; from {__name__} import main; main(sys.argv[1:])"
+        process = subprocess.Popen(
+            [sys.executable, "-c", code, str(path), str(device_index)],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,
+            bufsize=1,
+            text=True,
+        )
+        try:
+            yield TvmTimer(process)
+        finally:
+            process.kill()
+            process.communicate()
+
+
+def main(argv: Sequence[str]) -> None:
+    """Compile the functions in a file for a device, wait for a line, and print the seconds of each function."""
+    path, index = Path(argv[0]), int(argv[1])
+    mod, target = tvm.ir.load_json(path.read_text(encoding="utf-8"))
+    machine = relax.VirtualMachine(tvm.compile(mod, target), tvm.cuda(index))
+    sys.stdin.readline()
+    for variable, function in mod.functions_items():
+        arguments = [_make_argument(param.ty, index) for param in function.params]
+        seconds = _time_function(machine[str(variable.name_hint)], arguments, index)
+        print(json.dumps([str(function.attrs["workload"]), seconds]), flush=True)
+
+
+def _make_argument(tensor_type: relax.TensorType, index: int) -> Any:
+    shape = [int(size) for size in tensor_type.shape]
+    elements = np.random.default_rng(0).standard_normal(shape).astype(get_numpy_dtype(str(tensor_type.dtype)))
+    return tvm.runtime.tensor(elements, tvm.cuda(index))
+
+
+def _time_function(function: Any, arguments: Sequence[Any], index: int) -> float:
+    """Return the median seconds of a call in a CUDA graph, which excludes the host's time."""
+    import tvm_ffi
+
+    from tvmconv.devices.cuda.graphs import create_stream, make_capture, time_replays
+
+    with create_stream(index) as stream, tvm_ffi.use_raw_stream(tvm_ffi.device("cuda", index), stream):
+        function(*arguments)  # loads the kernel, and allocates the memory that later calls use
+        capture = make_capture(stream, lambda _: function(*arguments) and None)
+        timing = time_replays(
+            capture, stream, launch_multiple=1, seconds=TIMING_SECONDS, warm_up_seconds=WARM_UP_SECONDS
+        )
+    return float(np.median(timing.seconds))
