@@ -290,16 +290,16 @@ def _prepare_tvm_channels_last(worker: Worker) -> Prepared:
 
 
 def _prepare_metaschedule(worker: Worker) -> Prepared:
-    from tvmconv.baselines import metaschedule
+    from tvmconv.baselines import metaschedule_model
 
     module = worker.channels_last_module if worker.case.dtype == "f16" else worker.module
     log = Path(worker.case.log).with_name(f"{worker.case.name}-metaschedule.log")
     with tempfile.TemporaryDirectory() as folder:
         with worker.use_gpu():
-            result = metaschedule.tune_module(
+            result = metaschedule_model.tune_module(
                 module, worker.device, Path(folder), log=log, seconds=worker.case.metaschedule_seconds
             )
-        executable = metaschedule.compile_module(module, worker.device, Path(folder))
+        executable = metaschedule_model.compile_module(module, worker.device, Path(folder))
         return _prepare_executable(worker, executable, asdict(result))
 
 
@@ -323,8 +323,8 @@ def _prepare_tvmconv_torch(worker: Worker) -> Prepared:
     case = worker.case
     with worker.use_gpu():
         network, x = worker.get_torch_network(), worker.get_torch_example()
-        how = {"seconds": case.seconds, "log": worker.find_log(), "device": case.device}
-        optimized = tvmconv.torch.optimize(network, x, **how)
+        log = worker.find_log()
+        optimized = tvmconv.torch.optimize(network, x, seconds=case.seconds, log=log, device=case.device)
         return _prepare_torch(worker, optimized, {"lines": [asdict(line) for line in optimized.report().lines]})
 
 

@@ -24,6 +24,7 @@ from tvmconv.relax.rewriting import Replacement, replace_convolutions
 from tvmconv.relax.sites import RelaxConvolution, find_sites
 from tvmconv.relax.symbolic import specialize_batch
 from tvmconv.search.options import TuneOptions
+from tvmconv.workloads import Workload
 from tvmconv.workloads.conv_operator import ConvOperator
 
 if TYPE_CHECKING:
@@ -34,10 +35,9 @@ CUDA_GRAPH_OPTION = "relax.backend.use_cuda_graph"
 CHANNELS_FIRST_LAYOUTS = {"relax.nn.conv2d": ["NCHW", "OIHW"]}
 
 
-def capture_launches(is_enabled: bool) -> tvm.transform.PassContext:
-    """Return the current context of passes, in which `RewriteCUDAGraph` captures launches in CUDA graphs or does not.
-
-    TVM applies the pass to modules for CUDA alone.
+def capture_launches(target: Target, *, is_enabled: bool) -> tvm.transform.PassContext:
+    """Return the current context of passes, in which `RewriteCUDAGraph` captures the launches of a target for CUDA if
+    that is enabled. The pass would do so for other targets, too.
     """
     current = tvm.transform.PassContext.current()
     return tvm.transform.PassContext(
@@ -45,7 +45,7 @@ def capture_launches(is_enabled: bool) -> tvm.transform.PassContext:
         required_pass=list(current.required_pass),
         disabled_pass=list(current.disabled_pass),
         instruments=list(current.instruments),
-        config={**current.config, CUDA_GRAPH_OPTION: is_enabled},
+        config={**current.config, CUDA_GRAPH_OPTION: is_enabled and target.kind.name == "cuda"},
     )
 
 
@@ -84,7 +84,7 @@ class OptimizedModule:
             >>> executable = optimized.compile()  # doctest: +SKIP
             >>> executable.export_library("model.so")  # doctest: +SKIP
         """
-        with capture_launches(cuda_graph):
+        with capture_launches(self.target, is_enabled=cuda_graph):
             return tvm.compile(self.mod, self.target)
 
 
@@ -262,8 +262,8 @@ def _search(
 ) -> dict[str, float]:
     """Search for kernels, and return the seconds of TVM's own code by the text of a channels-first workload."""
     finder.check_device()
-    sites = {name: [site for site, _ in function_sites] for name, function_sites in planned.items()}
-    workloads = Counter(workload for function_sites in planned.values() for _, workload in function_sites)
+    sites = {name: [site for site, _ in found] for name, found in planned.items()}
+    workloads: Counter[Workload] = Counter(workload for found in planned.values() for _, workload in found)
     deadline, device = Deadline.after(seconds), target.device
     if not workloads or device is None or device.kind != "cuda":  # TVM's wheel has no OpenCL runtime
         finder.search(workloads, seconds)

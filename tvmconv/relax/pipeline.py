@@ -44,7 +44,7 @@ def make_pipeline(
     def run(mod: IRModule, _context: Any) -> IRModule:
         target = tvm.target.Target.current(allow_none=False)
         optimized = optimize(mod, target, log=log, seconds=seconds, layout=layout, batch_sizes=batch_sizes)
-        with capture_launches(cuda_graph):
+        with capture_launches(target, is_enabled=cuda_graph):
             return relax.get_default_pipeline(target)(optimized)
 
     return run
