@@ -64,8 +64,8 @@ class Schedule:
         >>> tiling = next(schedule for schedule in tc.schedules(w) if schedule.name == "tiling")
         >>> tiling.is_applicable(w), tiling.is_searched_by_default(w), tiling.is_deferred(w)
         (True, False, False)
-        >>> tiling.can_run_on("cuda", "sm_90")
-        True
+        >>> tiling.can_run_on("cuda", "sm_90"), tiling.lacks_stats(w)
+        (True, False)
         >>> tiling.check_runs_on("opencl", None, "opencl:0")
         >>> len(tiling.space(w).knobs)
         6
@@ -118,7 +118,14 @@ class Schedule:
         return self._meets(self.condition, w, default=True)
 
     def lacks_stats(self, w: Workload) -> bool:
-        """Return whether the workload has the epilogue operation `stats`, which this schedule does not compute."""
+        """Return whether the workload has the epilogue operation `stats` and the schedule does not compute it.
+
+        Args:
+            w: Workload of any operator.
+
+        Returns:
+            Whether it lacks the operation.
+        """
         return STATS in w.epilogue and not self.computes_stats
 
     def is_searched_by_default(self, w: Workload) -> bool:
@@ -157,6 +164,7 @@ class Schedule:
 
         Examples:
             >>> import tvmconv as tc
+            >>> from tvmconv.registry import find_schedule
             >>> w = tc.parse("conv2d:32x128x40x40,128x128x3x3,s1,p1,f16,nhwc")
             >>> configs = find_schedule(w, "hopper").list_starting_configs(w)
             >>> [config["kernel_schedule"] for config in configs][:3]
@@ -178,6 +186,7 @@ class Schedule:
 
         Examples:
             >>> import tvmconv as tc
+            >>> from tvmconv.registry import find_schedule
             >>> w = tc.parse("conv2d:32x64x56x56,64x64x3x3,s1,p1")
             >>> round(find_schedule(w, "winograd").estimate_good_config_seconds(w) * 1e6)
             74
