@@ -53,6 +53,8 @@ DESCRIPTIONS = {
     "pixels_x": "Columns of dY in a tile of pixels, whose products a thread adds at a time.",
     "pixels_y": "Rows of dY in a tile of pixels.",
     "points_per_thread": "Winograd points per thread, of the α² of a tile.",
+    "prefetch_tile": "1 loads the next tile of pixels to registers while this one is multiplied; 0 loads a tile just "
+    "before its products.",
     "producer_warpgroups": "Warpgroups that load filters, and load and transpose halo rows of a channels-first input.",
     "raster_order": 'Order of tiles: consecutive tiles are neighbours along "n" (channels) or "m" (pixels), and share '
     "the other operand in the L2 cache.",

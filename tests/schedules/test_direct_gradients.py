@@ -90,6 +90,14 @@ def test_every_unrolling_computes_the_same(text, scope):
         ("conv2d_wgrad:2x8x6x5,8x1x3x3,s1,p1,g8,f16,nhwc", {"threads_pixels": 4, "parts": 3, "pixels_x": 2}),
         ("conv2d_wgrad:2x8x6x5,8x4x3x3,s2,p1,g2,f16,nhwc", {"threads_pixels": 2, "parts": 4, "pixels_x": 1}),
         ("conv2d_wgrad:4x4x6x5,4x1x3x3,s1,p1,g4,nhwc", {"threads_pixels": 1, "parts": 66, "pixels_x": 1}),
+        (
+            "conv2d_wgrad:3x12x10x11,12x1x5x4,s2x3,p2x1,d1x2,g12,bf16,nhwc",
+            {"prefetch_tile": 1, "parts": 2, "threads_pixels": 2, "pixels_y": 2, "pixels_x": 2},
+        ),
+        (
+            "conv2d_wgrad:2x8x7x5,8x4x3x3,s2,p1,g2,f16,nhwc",
+            {"prefetch_tile": 1, "parts": 2, "threads_pixels": 2, "pixels_x": 1},
+        ),
     ],
 )
 def test_sums_over_threads_and_parts_do_not_race(text, config):
@@ -136,6 +144,15 @@ def test_band_matrices_compute_depthwise_gradients(text, config):
     space = registry.find_schedule(kernel.workload, "depthwise_mma_sync").space(kernel.workload)
     used, launch = space.compute_usage(space.point_from_config(kernel.config)[None]), kernel.kernels[0].launch
     assert (used.threads[0], used.blocks[0]) == (launch.threads_per_block, launch.num_blocks)
+
+
+def test_band_matrices_are_searched_for_large_filters_only():
+    large, small, narrow = (
+        tc.parse(f"conv2d_wgrad:32x{c}x56x56,{c}x1x{k}x{k},s1,p{k // 2},g{c},f16,nhwc")
+        for c, k in ((96, 7), (144, 3), (100, 7))
+    )
+    names = [[s.name for s in registry.schedules_to_tune(w, "cuda", "sm_90")] for w in (large, small, narrow)]
+    assert ["depthwise_mma_sync" in each for each in names] == [True, False, False]
 
 
 def test_persistent_ctas_compute_several_tiles():

@@ -49,7 +49,7 @@ PIXELS_Y_CHOICES = (1, 2, 4)
 PIXELS_X_CHOICES = (1, 2, 4, 7, 8, 14, 28)
 PARTS_CHOICES = (1, 2, 3, 4, 6, 8, 11, 12, 16, 22, 24, 32, 33, 44, 48, 66, 88, 99, 132, 176, 198, 264, 396, 528)
 DEFAULT_PARTS_CHOICES = (1, 4, 8, 16, 33, 66, 132, 264, 528)
-NUM_STARTING_CONFIGS = 5  # with which a search starts after the default
+NUM_STARTING_CONFIGS = 3  # with which a search starts after the default, without and with loads of the next tile
 MAX_TAPS = 32  # columns of the filter per thread
 MAX_DEFAULT_PRODUCTS = 1024
 MAX_DEFAULT_REGISTERS = 172  # estimated registers per thread
@@ -57,8 +57,12 @@ MAX_CTA_THREADS = 512
 MAX_OVERHANG = 1.5  # of the pixels of a default
 REDUCTION_FLOATS = 6144  # of shared memory: sums of a CTA that are added at a time
 SPARE_REGISTERS = 24  # for addresses and counters
+RESIDENT_WARPS, RESIDENT_BLOCKS = 64, 32  # maxima of a multiprocessor
 REDUCTION_CYCLES = 2500  # of the launch of the second kernel
 WORKSPACE_BYTES_PER_CYCLE = 2000  # of the whole GPU
+# Fitted to searches of ten depthwise layers on an H100: clock cycles for which a tile of pixels waits for the memory in
+# addition to the L2 cache, and bytes per cycle of the memory.
+MEMORY_WAIT_CYCLES, MEMORY_BYTES_PER_CYCLE = 1100, 1500
 
 
 @dataclasses.dataclass(frozen=True)
@@ -75,6 +79,7 @@ class WgradConfig(TileConfig):
     taps_x: Any
     pixels_y: Any
     pixels_x: Any
+    prefetch_tile: Any
     parts: Any
 
     @property
@@ -210,10 +215,11 @@ class WgradConfig(TileConfig):
 
     @property
     def live_registers(self) -> Any:
-        """Estimated registers per thread for sums, a tile of dY, and a row of X."""
-        itemsize, (_, columns) = get_itemsize(self.w.storage), self.window
-        gradient = self.pixels_y * self.pixels_x * self.vector
-        return self.num_sums + gradient + columns * self.loaded_inputs * itemsize / WORD_BYTES + SPARE_REGISTERS
+        """Estimated registers per thread for sums, a tile of dY, a row of X, and what is loaded of the next tile."""
+        words_per_element, (rows, columns) = get_itemsize(self.w.storage) / WORD_BYTES, self.window
+        gradient, inputs = self.pixels_y * self.pixels_x * self.vector, columns * self.loaded_inputs
+        loaded = self.prefetch_tile * (gradient + rows * inputs) * words_per_element
+        return self.num_sums + gradient + inputs * words_per_element + loaded + SPARE_REGISTERS
 
     @property
     def issued_instructions(self) -> Any:
@@ -229,21 +235,28 @@ class WgradConfig(TileConfig):
         """Estimated latency in clock cycles of both kernels, by the terms of `StripConfig.estimated_cycles`."""
         shape, fit = self.shape, H200_FIT.strips
         blocks_per_sm = ceil_div(self.num_blocks, H200.multiprocessors)
-        warps = ceil_div(self.num_threads, WARP_SIZE) * blocks_per_sm
-        resident_warps = np.minimum(
-            64, REGISTERS_PER_MULTIPROCESSOR // (WARP_SIZE * np.maximum(self.live_registers, 32)).astype(int)
-        )
-        # A tile whose only row of X is outside of the image is skipped.
+        warps_per_block = ceil_div(self.num_threads, WARP_SIZE)
+        warps = warps_per_block * blocks_per_sm
+        # A tile whose only row of X is outside of the image is skipped, unless it was loaded before.
         inside_rows = shape.count_inside_taps(1) / shape.kernel_size[1]
-        inside = np.where((self.pixels_y == 1) & (self.taps_y == 1), inside_rows, 1)
+        is_skipped = (self.pixels_y == 1) & (self.taps_y == 1) & (self.prefetch_tile == 0)
+        inside = np.where(is_skipped, inside_rows, 1)
         instructions = (
             inside * self.iterations * self.issued_instructions + 4 * self.num_sums + fit.overhead_instructions
         )
         issue_cycles = instructions * (np.maximum(1, warps / SCHEDULERS) + 0.5)
         read_cycles = warps * self.iterations * self._count_tile_read_cycles(inside)
-        latency_cycles = self.iterations * 2 * L2_CLOCKS * ceil_div(warps, resident_warps)
-        memory_cycles = blocks_per_sm * self.iterations * self._tile_bytes / fit.l2_bytes_per_cycle
-        cycles = combine_overlapping(issue_cycles, read_cycles, memory_cycles, latency_cycles)
+        registers_per_warp = (WARP_SIZE * np.maximum(self.live_registers, 32)).astype(int)
+        resident_warps = np.minimum(RESIDENT_WARPS, REGISTERS_PER_MULTIPROCESSOR // registers_per_warp)
+        waves = ceil_div(blocks_per_sm, np.clip(resident_warps // warps_per_block, 1, RESIDENT_BLOCKS))
+        # A tile waits for dY and X, which the first tile of the filter brings to the L2 cache. It waits half as long
+        # for what was loaded during the tile before.
+        wait_cycles = (2 * L2_CLOCKS + MEMORY_WAIT_CYCLES / self.num_filter_tiles) / (1 + self.prefetch_tile)
+        l2_cycles = blocks_per_sm * self.iterations * self._tile_bytes / fit.l2_bytes_per_cycle
+        memory_cycles = self._argument_bytes / MEMORY_BYTES_PER_CYCLE
+        cycles = combine_overlapping(
+            issue_cycles, read_cycles, l2_cycles, memory_cycles, waves * self.iterations * wait_cycles
+        )
         workspace_bytes = 8 * self.num_parts * self.num_units * self.sums_per_tap * math.prod(shape.kernel_size)
         reduction_cycles = (self.num_parts > 1) * (REDUCTION_CYCLES + workspace_bytes / WORKSPACE_BYTES_PER_CYCLE)
         return cycles + reduction_cycles
@@ -262,6 +275,11 @@ class WgradConfig(TileConfig):
             lines_of_gradient = np.maximum(1, self.pixels_x * itemsize * WARP_SIZE / LINE_BYTES)
             lines_of_inputs = np.maximum(1, self.pixels_x * shape.strides[2] * itemsize * WARP_SIZE / LINE_BYTES)
         return self.pixels_y * self.pixels_x * lines_of_gradient + inside * rows * columns * lines_of_inputs
+
+    @property
+    def _argument_bytes(self) -> int:
+        """Bytes of dY and X."""
+        return sum(map(math.prod, self.w.argument_shapes[:2])) * get_itemsize(self.w.storage)
 
     @property
     def _tile_bytes(self) -> Any:
@@ -334,6 +352,7 @@ def list_options(w: WeightGradient) -> dict[str, Sequence[int]]:
         "taps_x": taps_x,
         "pixels_y": pixels[0],
         "pixels_x": pixels[1],
+        "prefetch_tile": (0, 1),
         "parts": PARTS_CHOICES,
     }
 
@@ -364,25 +383,29 @@ def list_pruned(w: WeightGradient) -> list[Rule]:
             "there are at most as many parts as tiles of pixels",
             lambda t: t.threads_pixels * t.parts <= t.num_pixel_tiles,
         ),
+        ("a thread that loads the next tile has several", lambda t: (t.prefetch_tile == 0) | (t.iterations > 1)),
     ]
 
 
 def select_default(w: WeightGradient) -> WgradConfig:
-    """Return the config with the lowest estimate."""
-    return list_best_configs(w)[0]
+    """Return the config with the lowest estimate, which loads no tile ahead."""
+    return list_best_configs(w, prefetch_tile=0)[0]
 
 
 def list_starting_configs(w: WeightGradient) -> list[dict[str, Any]]:
     """Return the configs with which a search starts after the default.
 
-    Estimates of kernels that memory bounds are alike, so each config has another width of the channels of a CTA.
+    Estimates of kernels that memory bounds are alike, so each config has another width of the channels of a CTA. Half
+    of them load the next tile ahead, whose effect on the latency no estimate knows well.
     """
     names = [name for name in list_options(w) if name != "vector_in" or w.groups != w.C]
-    return [{name: getattr(config, name) for name in names} for config in list_best_configs(w)[1:]]
+    without, ahead = list_best_configs(w, prefetch_tile=0)[1:], list_best_configs(w, prefetch_tile=1)
+    configs = [*itertools.chain.from_iterable(itertools.zip_longest(ahead[:NUM_STARTING_CONFIGS], without))]
+    return [{name: getattr(config, name) for name in names} for config in configs if config is not None]
 
 
 @functools.lru_cache(maxsize=64)
-def list_best_configs(w: WeightGradient) -> list[WgradConfig]:
+def list_best_configs(w: WeightGradient, prefetch_tile: int) -> list[WgradConfig]:
     """Return the configs with the lowest estimates, one for each width of the channels of a CTA, the best first."""
     options = dict(list_options(w))
     itemsize, wanted = get_itemsize(w.storage), options["vector"]
@@ -390,7 +413,7 @@ def list_best_configs(w: WeightGradient) -> list[WgradConfig]:
     options["vector"] = [v for v in wanted if v * itemsize >= WORD_BYTES] or wanted
     if w.layout != CHANNELS_FIRST:
         options["threads_pixels"] = DEFAULT_THREADS_PIXELS_CHOICES
-    options["parts"] = (1,)
+    options["parts"], options["prefetch_tile"] = (1,), (prefetch_tile,)
     _, rows, columns = PlaneShape.from_workload(w.forward).output_size
     rules = [predicate for _, predicate in (*list_required(w), *list_pruned(w))]
     preferences: list[Callable[[WgradConfig], Any]] = [
@@ -401,6 +424,10 @@ def list_best_configs(w: WeightGradient) -> list[WgradConfig]:
         lambda t: math.prod(t.pixel_tiles) * t.pixels_y * t.pixels_x <= MAX_OVERHANG * rows * columns,
     ]
     candidates = WgradConfig.from_options(options, w=w)
+    if prefetch_tile:  # no preference replaces a rule
+        is_legal = functools.reduce(np.logical_and, (predicate(candidates) for predicate in rules))
+        if not np.any(is_legal):
+            return []
     for predicate in (*rules, *preferences):
         is_kept = predicate(candidates)
         candidates = candidates.filter(is_kept) if np.any(is_kept) else candidates

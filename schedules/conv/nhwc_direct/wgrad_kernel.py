@@ -175,9 +175,36 @@ class WgradKernel:
                     self.store_sum(i, self.filter_tile, self.unit, self.sums[i])
 
     def accumulate_pixels(self) -> None:
-        """Walk over the thread's tiles of pixels."""
-        config, shape = self.config, self.shape
-        existing = self.unit
+        """Walk over the thread's tiles of pixels.
+
+        With `prefetch_tile`, the loads of the next tile overlap with the products of this one. They go to the registers
+        of what the thread has just converted to the dtype of the sums, so that only the window of X needs more of them.
+        """
+        config = self.config
+        self.locate_channels()
+        self.image, *self.first_pixel = (Register(name) for name in ("image", "plane", "row", "column"))
+        self.first_input = [Register(name) for name in ("input_plane", "input_row", "input_column")]
+        self.tile = Register("tile")
+        self.allocate_tile()
+        if config.prefetch_tile:
+            self.locate_tile(0)
+            self.load_gradient()
+            for number in range(len(self.row_offsets)):
+                self.load_row(number)
+        with serial_loop(config.iterations, "iteration") as iteration:
+            if config.prefetch_tile:
+                self.locate_tile(iteration + 1)
+                self.widen(self.gradient, self.gradient_regs)
+                self.load_gradient()
+            else:
+                self.locate_tile(iteration)
+                self.load_gradient()
+                self.widen(self.gradient, self.gradient_regs)
+            self.accumulate_tile()
+
+    def locate_channels(self) -> None:
+        """Compute the thread's first channels of dY and X."""
+        config, existing = self.config, self.unit
         if self.layout.units > config.num_units:  # a thread without channels reads others, but never stores
             existing = tirx.min(existing, config.num_units - 1)
         # Coordinates are in registers: TVM would otherwise simplify long indices for each of many loads. Channels are
@@ -190,47 +217,53 @@ class WgradKernel:
         else:
             vector_in = Register("input_vector_index", value=existing % vectors_in).value
             self.channel_in = group * config.inputs_per_group + vector_in * config.vector_in
-        image, *coordinates = (Register(name) for name in ("image", "plane", "row", "column"))
-        input_coordinates = [Register(name) for name in ("input_plane", "input_row", "input_column")]
-        self.image = image.value
-        filter_plane, filter_row, filter_column = self.layout.first_tap(self.filter_tile)
+
+    def allocate_tile(self) -> None:
+        """Allocate registers for a tile of dY and for the rows of X around it, as loaded and as multiplied."""
+        config, shape = self.config, self.shape
         pixels, self.columns = config.pixels_y * config.pixels_x, WindowColumns(config)
+        self.row_offsets = list_positions(config.pixels_y, config.taps_y, shape.strides[1], shape.dilations[1])
         num_columns, num_inputs = len(self.columns.offsets), int(config.loaded_inputs)
+        loaded_rows = len(self.row_offsets) if config.prefetch_tile else 1
         self.gradient_regs = allocate_local("gradient", (pixels, config.vector), self.storage)
         self.gradient = allocate_local("wide_gradient", (pixels, config.vector), ACCUMULATOR)
-        self.input_regs = allocate_local("inputs", (num_columns, num_inputs), self.storage)
+        self.input_regs = allocate_local("inputs", (loaded_rows * num_columns, num_inputs), self.storage)
         self.inputs = allocate_local("wide_inputs", (num_columns, num_inputs), ACCUMULATOR)
+
+    def locate_tile(self, iteration: Any) -> None:
+        """Compute the coordinates of a tile of dY, and of the window of X around it."""
+        config, shape = self.config, self.shape
         tiles_y, tiles_x = config.pixel_tiles
         planes = shape.output_size[0]
-        with serial_loop(config.iterations, "iteration") as iteration:
-            tile = (self.part * config.iterations + iteration) * config.threads_pixels + self.pixel_thread
-            is_exact = config.num_parts * config.iterations * config.threads_pixels == config.num_pixel_tiles
-            self.tile_conditions = [] if is_exact else [tile < config.num_pixel_tiles]
-            image_plane = tile // (tiles_x * tiles_y)
-            image.set(image_plane // planes)
-            first_pixel = (
-                image_plane % planes,
-                tile // tiles_x % tiles_y * config.pixels_y,
-                tile % tiles_x * config.pixels_x,
-            )
-            first_tap = filter_plane, filter_row, filter_column
-            for axis, (pixel, tap) in enumerate(zip(first_pixel, first_tap, strict=True)):
-                coordinates[axis].set(pixel)
-                position = pixel * shape.strides[axis] + tap * shape.dilations[axis] - shape.pad_low[axis]
-                input_coordinates[axis].set(position)
-            self.load_gradient(*(coordinate.value for coordinate in coordinates))
-            self.accumulate_tile([coordinate.value for coordinate in input_coordinates])
+        self.tile.set((self.part * config.iterations + iteration) * config.threads_pixels + self.pixel_thread)
+        tile, self.tile_conditions = self.tile.value, []
+        if config.num_parts * config.iterations * config.threads_pixels != config.num_pixel_tiles:
+            self.tile_conditions.append(tile < config.num_pixel_tiles)
+        if config.prefetch_tile:
+            self.tile_conditions.append(tile < (self.part + 1) * (config.iterations * config.threads_pixels))
+        image_plane = tile // (tiles_x * tiles_y)
+        self.image.set(image_plane // planes)
+        first_pixel = (
+            image_plane % planes,
+            tile // tiles_x % tiles_y * config.pixels_y,
+            tile % tiles_x * config.pixels_x,
+        )
+        first_tap = self.layout.first_tap(self.filter_tile)
+        for axis, (pixel, tap) in enumerate(zip(first_pixel, first_tap, strict=True)):
+            self.first_pixel[axis].set(pixel)
+            position = pixel * shape.strides[axis] + tap * shape.dilations[axis] - shape.pad_low[axis]
+            self.first_input[axis].set(position)
 
-    def load_gradient(self, plane: Any, row: Any, column: Any) -> None:
+    def load_gradient(self) -> None:
         """Load a tile of dY, with zeros outside of the image."""
         config, (_, num_rows, num_columns) = self.config, self.shape.output_size
+        plane, row, column = (coordinate.value for coordinate in self.first_pixel)
         with unrolled_loop(config.pixels_y, "y") as y, unrolled_loop(config.pixels_x, "x") as x:
             conditions = [*self.tile_conditions]
             conditions += [row + y < num_rows] * (num_rows % config.pixels_y > 0)
             conditions += [column + x < num_columns] * (num_columns % config.pixels_x > 0)
             pixel, coords = y * config.pixels_x + x, (plane, row + y, column + x)
             self.load_vector(self.gradient_regs, pixel, config.vector, self.dy, coords, self.channel, conditions)
-        self.widen(self.gradient, self.gradient_regs)
 
     def load_vector(
         self,
@@ -249,55 +282,79 @@ class WgradKernel:
 
         emit_guarded(
             conditions,
-            lambda: fill(lambda lane: array[self.shape.array_index(self.image, coords, channel + lane)]),
+            lambda: fill(lambda lane: array[self.shape.array_index(self.image.value, coords, channel + lane)]),
             lambda: fill(lambda lane: tirx.const(0, self.storage)),
         )
 
-    def widen(self, target: Any, source: Any) -> None:
-        """Convert vectors in registers to the dtype of the sums."""
-        num_vectors, num_lanes = source.shape
+    def widen(self, target: Any, source: Any, first_vector: int = 0) -> None:
+        """Convert vectors in registers, from the first one on, to the dtype of the sums."""
+        num_vectors, num_lanes = target.shape
         with unrolled_loop(num_vectors, "i") as i, unrolled_loop(num_lanes, "v") as v:
-            T.buffer_store(target, source[i, v].astype(ACCUMULATOR), [i, v])
+            T.buffer_store(target, source[first_vector + i, v].astype(ACCUMULATOR), [i, v])
 
-    def accumulate_tile(self, first: Sequence[Any]) -> None:
-        """Load the rows of X below the taps for the pixels of a tile, and add the products with dY."""
-        config, shape = self.config, self.shape
-        plane, row, column = first
-        planes, rows, columns = shape.input_size
+    def list_row_conditions(self, number: int) -> list[Any]:
+        """Return the conditions that a row of X of the tile is inside of the image."""
+        shape, (planes, rows, _) = self.shape, self.shape.input_size
+        plane, row, _ = (coordinate.value for coordinate in self.first_input)
         # Arrays with two axes have a single plane, below the only tap, and no padding around it.
         has_planes = (planes, shape.kernel_size[0], shape.output_size[0], shape.pad_low[0]) != (1, 1, 1, 0)
         plane_conditions = [plane >= 0, plane < planes] if has_planes else []
-        row_offsets = list_positions(config.pixels_y, config.taps_y, shape.strides[1], shape.dilations[1])
+        y = row + self.row_offsets[number]
+        return [*self.tile_conditions, *plane_conditions, y >= 0, y < rows]
 
-        for row_offset in row_offsets:
-            y = row + row_offset
-            row_conditions = [*self.tile_conditions, *plane_conditions, y >= 0, y < rows]
+    def load_row(self, number: int, is_inside: bool = False) -> None:
+        """Load the columns of a row of X, with zeros outside of the image; `is_inside` says that the row is inside."""
+        config, num_columns = self.config, self.shape.input_size[2]
+        plane, row, column = (coordinate.value for coordinate in self.first_input)
+        conditions = [] if is_inside else self.list_row_conditions(number)
+        first_vector = number * len(self.columns.offsets) if config.prefetch_tile else 0
 
-            def load(i: Any, offset: Any, y: Any, conditions: Sequence[Any]) -> None:
-                x = column + offset
-                within = [] if config.has_known_columns else [x >= 0, x < columns]
-                lanes = int(config.loaded_inputs)
-                self.load_vector(
-                    self.input_regs, i, lanes, self.x, (plane, y, x), self.channel_in, [*conditions, *within]
-                )
+        def load(i: Any, offset: Any) -> None:
+            x = column + offset
+            within = [] if config.has_known_columns else [x >= 0, x < num_columns]
+            coords = plane, row + self.row_offsets[number], x
+            lanes = int(config.loaded_inputs)
+            position = first_vector + i
+            self.load_vector(self.input_regs, position, lanes, self.x, coords, self.channel_in, [*conditions, *within])
 
-            def emit_row(row_offset: int = row_offset, y: Any = y, conditions: Sequence[Any] = row_conditions) -> None:
-                if self.columns.is_contiguous:
-                    with unrolled_loop(len(self.columns.offsets), "j") as j:
-                        load(j, self.columns.offsets[0] + j, y, conditions)
-                else:
-                    for i, offset in enumerate(self.columns.offsets):
-                        load(i, offset, y, conditions)
-                self.widen(self.inputs, self.input_regs)
-                for pixel_row in range(config.pixels_y):
-                    tap_row, remainder = divmod(row_offset - pixel_row * shape.strides[1], shape.dilations[1])
-                    if not remainder and 0 <= tap_row < config.taps_y:
-                        self.accumulate_row(pixel_row, tap_row)
+        if self.columns.is_contiguous:
+            with unrolled_loop(len(self.columns.offsets), "j") as j:
+                load(j, self.columns.offsets[0] + j)
+        else:
+            for i, offset in enumerate(self.columns.offsets):
+                load(i, offset)
 
-            if len(row_offsets) == 1:  # a tile whose only row of X is outside of the image has no products
-                emit_guarded(row_conditions, lambda: emit_row(conditions=()))
-            else:
-                emit_row()
+    def accumulate_tile(self) -> None:
+        """Multiply the rows of X below the taps by dY, and load them before, or those of the next tile after their use.
+
+        A tile whose only row of X is outside of the image has no products.
+        """
+        if self.config.prefetch_tile:
+            for number in range(len(self.row_offsets)):
+                self.widen(self.inputs, self.input_regs, number * len(self.columns.offsets))
+                self.load_row(number)
+                self.accumulate_products(number)
+            return
+        has_single_row = len(self.row_offsets) == 1
+
+        def emit_row(number: int) -> None:
+            self.load_row(number, is_inside=has_single_row)
+            self.widen(self.inputs, self.input_regs)
+            self.accumulate_products(number)
+
+        if has_single_row:
+            emit_guarded(self.list_row_conditions(0), lambda: emit_row(0))
+            return
+        for number in range(len(self.row_offsets)):
+            emit_row(number)
+
+    def accumulate_products(self, number: int) -> None:
+        """Add the products of a row of X with all rows of dY that it meets below a tap."""
+        for pixel_row in range(self.config.pixels_y):
+            distance = self.row_offsets[number] - pixel_row * self.shape.strides[1]
+            tap_row, remainder = divmod(distance, self.shape.dilations[1])
+            if not remainder and 0 <= tap_row < self.config.taps_y:
+                self.accumulate_row(pixel_row, tap_row)
 
     def accumulate_row(self, pixel_row: int, tap_row: int) -> None:
         """Add the products of a row of X with a row of dY, for all taps of a row of the filter."""

@@ -59,7 +59,16 @@ from ..gemm.cp_async import cp_async
 from ..gemm.cta import allocate_smem, allow_dependent_launch
 from ..gemm.pipelines import CpAsyncPipeline
 from ..implicit_gemm_shape import VECTOR_BYTES
-from .wgrad_config import MMA_COLUMNS, MMA_M, MMA_ROWS, OCTET, QUAD, DepthwiseWgradConfig, can_multiply_bands
+from .wgrad_config import (
+    MMA_COLUMNS,
+    MMA_M,
+    MMA_ROWS,
+    OCTET,
+    QUAD,
+    DepthwiseWgradConfig,
+    can_multiply_bands,
+    may_beat_fma_units,
+)
 
 WORDS = VECTOR_BYTES // 4  # registers of an octet of channels
 
@@ -69,7 +78,7 @@ WORDS = VECTOR_BYTES // 4  # registers of an octet of channels
     dtypes=("float16", "bfloat16"),
     usage=DepthwiseWgradConfig.compute_usage,
     condition=all_of(CHANNELS_LAST_LAYOUT, can_multiply_bands),
-    search_if=can_multiply_bands,
+    search_if=may_beat_fma_units,
     starting_configs=DepthwiseWgradConfig.list_starting_configs,
     supersedes=("implicit_gemm",),
     device_kinds=("cuda",),

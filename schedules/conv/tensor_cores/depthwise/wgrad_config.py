@@ -23,6 +23,7 @@ from tvmconv.workloads.conv_gradient import WeightGradient
 
 from ...estimated_config import EstimatedTileConfig
 from ...nhwc_direct.wgrad_config import count_positions
+from ...nhwc_direct.wgrad_config import select_default as select_fma_default
 from ...plane_shape import PlaneShape
 from ...tile_config import Rule, combine_overlapping
 from ..implicit_gemm_shape import VECTOR_BYTES
@@ -47,7 +48,8 @@ MAX_COLUMNS_RATIO = 1.5  # columns of all tiles, relative to those of dY
 LOAD_CYCLES = 4  # of shared memory: 16 bytes of each lane
 COPY_INSTRUCTIONS = 9  # of the copy of 16 bytes, with its address and guards
 ROW_INSTRUCTIONS = 30  # of the address of a row that is copied
-MMA_LATENCY = 33  # clock cycles: HMMA in `tvmconv.target.INSTRUCTION_CLOCKS`
+ISSUED_PER_CYCLE = 0.72  # instructions of a scheduler, fitted to searches of ten layers on an H100
+MAX_ESTIMATE_RATIO = 0.65  # to the estimate on the FMA units, above which no search tries this kernel
 # Clock cycles of the second kernel, which starts early, and its bytes per cycle.
 REDUCTION_CYCLES, WORKSPACE_BYTES_PER_CYCLE = 1500, 1500
 
@@ -271,7 +273,7 @@ class DepthwiseWgradConfig(EstimatedTileConfig):
         issued = self.num_warps * (mmas + moves + 2 * loads) + copies
         cycles = combine_overlapping(
             tiles * self.num_warps * mmas * CLOCKS_PER_MATRIX_MULTIPLY,
-            tiles * issued / SCHEDULERS,
+            tiles * issued / (SCHEDULERS * ISSUED_PER_CYCLE),
             tiles * (self.num_warps * loads * LOAD_CYCLES + (self.input_chunks + self.gradient_chunks) * chunk_cycles),
             tiles * self._copied_bytes / H200_FIT.strips.l2_bytes_per_cycle,
             ceil_div(blocks_per_sm, resident) * self.iterations * (2 * issued / self.num_warps + L2_CLOCKS),
@@ -298,3 +300,15 @@ class DepthwiseWgradConfig(EstimatedTileConfig):
 def can_multiply_bands(w: WeightGradient) -> bool:
     """Whether each channel has one filter, channels fill octets, and a config fits registers and shared memory."""
     return w.C == w.O == w.groups > 1 and w.C % OCTET == 0 and DepthwiseWgradConfig.has_config(w)
+
+
+@functools.lru_cache(maxsize=64)
+def may_beat_fma_units(w: WeightGradient) -> bool:
+    """Whether this kernel may be faster than that of the FMA units, by the estimates of both.
+
+    On an H100, it was faster for 7 × 7 filters on large images, and slower for smaller filters, which memory bounds.
+    """
+    if not can_multiply_bands(w):
+        return False
+    estimate = DepthwiseWgradConfig.select_default(w).estimated_cycles
+    return bool(estimate <= MAX_ESTIMATE_RATIO * select_fma_default(w).estimated_cycles)
