@@ -60,42 +60,62 @@ def list_pictures(folder: Path) -> dict[Path, int]:
     return {file: file.stat().st_mtime_ns for file in folder.iterdir() if file.suffix in PICTURES}
 
 
-def run_page(page: Path, provenance: str) -> str:
-    """Run the blocks of a page, and return its text with their outputs."""
+class PageRun:
+    """The blocks of a page that run one after another in a folder."""
+
+    def __init__(self, page: Path, folder: Path, provenance: str) -> None:
+        self._page, self._folder, self._provenance = page, folder, provenance
+        # Blocks in Python marked `run`, which share a process with those before and after them.
+        self._cells: list[str] = []
+
+    def run_block(self, match: re.Match[str]) -> str:
+        """Run a block, and return its text with its output if the page stores it."""
+        language, mark, code = match["language"], match["mark"], match["text"].replace("opencl:0", "cuda:0")
+        if mark == "file":
+            first_line, _, contents = code.partition("\n")
+            (self._folder / first_line.removeprefix("%%writefile ")).write_text(contents, encoding="utf-8")
+            return match[0]
+        if (language, mark) == ("python", "run"):
+            self._cells.append(code)
+            return match[0]
+        if self._cells:  # later blocks may read the files that they write
+            run_block("python", "\n".join(self._cells), self._folder)
+            self._cells.clear()
+        before = list_pictures(self._folder)
+        printed = run_block(language, code, self._folder)
+        if match["stored"] is None:
+            return match[0]
+        parts = [f"*{self._provenance}:*", f"```text\n{shorten(printed)}\n```", *self._store_pictures(before)]
+        start = match[0][: match.start("stored") - match.start()]
+        return start + "\n\n".join(parts) + "\n\n<!-- /output -->"
+
+    def _store_pictures(self, before: dict[Path, int]) -> list[str]:
+        """Copy the pictures that a block wrote to `outputs`, and return the lines that show them."""
+        outputs = self._page.parent / "outputs"
+        lines = []
+        for picture, time in list_pictures(self._folder).items():
+            if before.get(picture) != time:
+                outputs.mkdir(exist_ok=True)
+                copy = outputs / f"{self._page.stem}-{picture.name}"
+                copy.write_bytes(picture.read_bytes())
+                lines.append(f"![{picture.name}, as the block above draws it](outputs/{copy.name})")
+        return lines
+
+
+def run_page(page: Path, provenance: str) -> None:
+    """Run the blocks of a page, and write their outputs into it, also those before a block that fails."""
     text = page.read_text(encoding="utf-8")
-    outputs = page.parent / "outputs"
+    parts: list[str] = []
+    end = 0
     with tempfile.TemporaryDirectory() as name, progress_line(f"{page.name}: ") as show:
-        folder = Path(name)
-        cells: list[str] = []  # blocks in Python marked `run`, which share a process with those before and after them
-
-        def run_match(match: re.Match[str]) -> str:
-            language, mark, code = match["language"], match["mark"], match["text"].replace("opencl:0", "cuda:0")
-            if mark == "file":
-                first_line, _, contents = code.partition("\n")
-                (folder / first_line.removeprefix("%%writefile ")).write_text(contents, encoding="utf-8")
-                return match[0]
-            if (language, mark) == ("python", "run"):
-                cells.append(code)
-                return match[0]
-            show(code.strip().partition("\n")[0])
-            if cells:  # later blocks may read the files that they write
-                run_block("python", "\n".join(cells), folder)
-                cells.clear()
-            before = list_pictures(folder)
-            printed = run_block(language, code, folder)
-            if match["stored"] is None:
-                return match[0]
-            parts = [f"*{provenance}:*", f"```text\n{shorten(printed)}\n```"]
-            for picture, time in list_pictures(folder).items():
-                if before.get(picture) != time:
-                    outputs.mkdir(exist_ok=True)
-                    copy = outputs / f"{page.stem}-{picture.name}"
-                    copy.write_bytes(picture.read_bytes())
-                    parts.append(f"![{picture.name}, as the block above draws it](outputs/{copy.name})")
-            start = match[0][: match.start("stored") - match.start()]
-            return start + "\n\n".join(parts) + "\n\n<!-- /output -->"
-
-        return BLOCK.sub(run_match, text)
+        page_run = PageRun(page, Path(name), provenance)
+        try:
+            for match in BLOCK.finditer(text):
+                show(match["text"].strip().partition("\n")[0])
+                parts += [text[end : match.start()], page_run.run_block(match)]
+                end = match.end()
+        finally:
+            page.write_text("".join(parts) + text[end:], encoding="utf-8")
 
 
 def main() -> int:
@@ -105,7 +125,7 @@ def main() -> int:
     args = parser.parse_args()
     provenance = describe_provenance(devices.find_device("cuda"), "").partition("; `")[0]
     for page in args.pages:
-        page.write_text(run_page(page, provenance), encoding="utf-8")
+        run_page(page, provenance)
         print(page)
     return 0
 
