@@ -207,7 +207,8 @@ def _make_step(model: Any, images: Any, labels: Any, dtype: str) -> Callable[[],
     import torch
 
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01, momentum=0.9, fused=True)
-    scaler = torch.amp.GradScaler("cuda", enabled=dtype == "f16")
+    # PyTorch's fused SGD leaves the momentum undefined if the first gradients are infinite, which 2^16 makes likely.
+    scaler = torch.amp.GradScaler("cuda", init_scale=2.0**10, enabled=dtype == "f16")
 
     def step() -> Any:
         optimizer.zero_grad(set_to_none=True)
