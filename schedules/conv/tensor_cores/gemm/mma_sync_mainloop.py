@@ -186,8 +186,6 @@ class MmaSyncMainloop:
         """
         pipeline, num_k_tiles, last_mma = self.pipeline, self.k_range.tiles_per_split, self.tiling.mmas_k - 1
         ahead = pipeline.prefetch_distance
-        # Stages that are never filled may have no memory.
-        fills_all_stages = next_tile is not None or (isinstance(num_k_tiles, int) and num_k_tiles >= pipeline.stages)
 
         def prefetch(k_tile: Expr, load: Callable[[Expr, Expr], None]) -> None:
             with if_(k_tile + ahead < num_k_tiles):
@@ -204,8 +202,7 @@ class MmaSyncMainloop:
                 if mma_k == last_mma:
                     pipeline.advance_read()
                     pipeline.wait()
-                    with if_(True if fills_all_stages else k_tile + 1 < num_k_tiles):
-                        self.load_fragments(pipeline.read_index, 0, 0)
+                    self.load_fragments(pipeline.read_index, 0, 0)
                 else:
                     self.load_fragments(pipeline.read_index, mma_k + 1, (mma_k + 1) % 2)
                 if mma_k == 0:

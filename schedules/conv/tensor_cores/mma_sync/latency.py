@@ -29,7 +29,7 @@ def estimate_latency_us(config: MmaSyncTileConfig, gemm: ImplicitGemmShape) -> A
     resident_blocks_per_sm = count_ctas_per_sm(
         num_blocks,
         H200.multiprocessors,
-        config.num_filled_stages(gemm) * config.stage_bytes(gemm),
+        config.stages * config.stage_bytes(gemm),
         config.estimate_registers(gemm.itemsize, gemm.spatial_ndim),
         config.num_threads,
     )

@@ -122,10 +122,6 @@ class MmaSyncTileConfig(TileConfig):
         """Return the shared memory of one pipeline stage in bytes, for both operands."""
         return (self.block_m + self.block_n) * self.block_k * gemm.itemsize
 
-    def num_filled_stages(self, gemm: ImplicitGemmShape) -> Any:
-        """Return the number of stages that a block fills: with a single tile, at most its k-tiles."""
-        return np.where(self.tiles_per_block == 1, np.minimum(self.stages, self.k_tiles_per_block(gemm)), self.stages)
-
     def pitch_bytes(self, itemsize: Any) -> Any:
         """Return the bytes from one pixel to the next of the tile in shared memory, or from one channel to the next.
 
@@ -156,7 +152,7 @@ class MmaSyncTileConfig(TileConfig):
         These reuse the same memory. The output tile has separate memory if the stages already receive the next tile's
         operands.
         """
-        mainloop_bytes = self.num_filled_stages(gemm) * self.stage_bytes(gemm)
+        mainloop_bytes = self.stages * self.stage_bytes(gemm)
         reduction_bytes = self.block_m * self.block_n * ACCUMULATOR_BYTES * (self.warps_k - 1)
         output_tile_bytes = self.tile_bytes(staged_itemsize) * (1 - self.uses_workspace_reduction)
         return np.where(
