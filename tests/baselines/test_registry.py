@@ -27,7 +27,7 @@ def file(tmp_path, monkeypatch):
 
 
 def test_a_new_file_is_a_new_library(file):
-    assert list(baselines.load_baselines()) == ["copy", "cudnn", "cupy", "quick"]
+    assert list(baselines.load_baselines()) == ["copy", "cublas", "cudnn", "cupy", "quick"]
 
 
 def test_the_command_line_offers_it(file, capsys):

@@ -216,7 +216,7 @@ class ConvGeometry(Workload):
         """Shapes of the arguments in memory order."""
         x, k = (layout.to_storage_order(self.input_layout, shape) for shape in (self.input_shape, self.weight_shape))
         y = layout.to_storage_order(self.output_layout, self.output_shape)
-        shapes = {"output": y, "channel": (self.O,), "stats": (2, self.O)}
+        shapes = {"output": y, "channel": (self.O,), "tensor": (1,), "stats": (2, self.O)}
         return x, k, *(shapes[operation.argument_kind or ""] for operation in self.argument_ops), y
 
     @property

@@ -96,10 +96,12 @@ class Conv1d(Sizes1d, Conv):
         padding: Zeros before the input along each axis, then after it; or one int for all sides; the default is 0.
         dilation: Distance between kernel taps along each axis, or one int for all axes; the default is 1.
         groups: Number of groups; it divides C and O. The default is 1.
-        dtype: Type of stored and multiplied elements: "float32" (default), "tfloat32", "float16" or "bfloat16".
+        dtype: Type of stored and multiplied elements: "float32" (default), "tf32", "float16", "bfloat16",
+            "float8_e4m3fn", "float8_e5m2" or "int8".
         layout: Memory order of X, K and Y: "nchw" (default) or "nhwc"; or that of X and K, then of Y: "nchw-nhwc" or
             "nhwc-nchw".
         epilogue: Names of the operations on each sum before it is stored, in order; the default is none.
+        out_dtype: Type of Y if X and K have 8 bits; `tvmconv.workloads.quantization` has the defaults.
 
     Raises:
         WorkloadError: A number is not an integer or out of range, or the numbers contradict each other.
@@ -112,6 +114,8 @@ class Conv1d(Sizes1d, Conv):
 
     operator: ClassVar[str] = "conv1d"
     EXAMPLE: ClassVar[str] = "conv1d:1x64x16000,64x64x9,s1,p4"
+
+    out_dtype: str = ""
 
 
 @operator
@@ -134,10 +138,12 @@ class Conv2d(Sizes2d, Conv):
         padding: Zeros above, left of, below and right of the input; or one int for all sides. The default is 0.
         dilation: Distance between kernel taps along each axis, or one int for all axes; the default is 1.
         groups: Number of groups; it divides C and O. The default is 1.
-        dtype: Type of stored and multiplied elements: "float32" (default), "tfloat32", "float16" or "bfloat16".
+        dtype: Type of stored and multiplied elements: "float32" (default), "tf32", "float16", "bfloat16",
+            "float8_e4m3fn", "float8_e5m2" or "int8".
         layout: Memory order of X, K and Y: "nchw" (default) or "nhwc"; or that of X and K, then of Y: "nchw-nhwc" or
             "nhwc-nchw".
         epilogue: Names of the operations on each sum before it is stored, in order; the default is none.
+        out_dtype: Type of Y if X and K have 8 bits; `tvmconv.workloads.quantization` has the defaults.
 
     Raises:
         WorkloadError: A number is not an integer or out of range, or the numbers contradict each other.
@@ -150,6 +156,8 @@ class Conv2d(Sizes2d, Conv):
 
     operator: ClassVar[str] = "conv2d"
     EXAMPLE: ClassVar[str] = "conv2d:1x64x56x56,64x64x3x3,s1,p1"
+
+    out_dtype: str = ""
 
 
 @operator
@@ -175,10 +183,12 @@ class Conv3d(Sizes3d, Conv):
         padding: Zeros before the input along each axis, then after it; or one int for all sides; the default is 0.
         dilation: Distance between kernel taps along each axis, or one int for all axes; the default is 1.
         groups: Number of groups; it divides C and O. The default is 1.
-        dtype: Type of stored and multiplied elements: "float32" (default), "tfloat32", "float16" or "bfloat16".
+        dtype: Type of stored and multiplied elements: "float32" (default), "tf32", "float16", "bfloat16",
+            "float8_e4m3fn", "float8_e5m2" or "int8".
         layout: Memory order of X, K and Y: "nchw" (default) or "nhwc"; or that of X and K, then of Y: "nchw-nhwc" or
             "nhwc-nchw".
         epilogue: Names of the operations on each sum before it is stored, in order; the default is none.
+        out_dtype: Type of Y if X and K have 8 bits; `tvmconv.workloads.quantization` has the defaults.
 
     Raises:
         WorkloadError: A number is not an integer or out of range, or the numbers contradict each other.
@@ -191,6 +201,8 @@ class Conv3d(Sizes3d, Conv):
 
     operator: ClassVar[str] = "conv3d"
     EXAMPLE: ClassVar[str] = "conv3d:1x64x8x56x56,64x64x3x3x3,s1,p1"
+
+    out_dtype: str = ""
 
     @property
     def Z(self) -> int:  # noqa: N802  the field's own letter

@@ -40,10 +40,12 @@ from tvmconv.registry import schedule
 from tvmconv.requirements import all_of
 from tvmconv.space import Knobs
 from tvmconv.workloads import Conv
+from tvmconv.workloads.dtypes import EIGHT_BIT_DTYPES
 from tvmconv.workloads.layout import CHANNELS_FIRST, CHANNELS_LAST
 
 from ...layout_conversion import build_channels_last_schedule
 from ..gemm.channels_first_epilogue import ChannelsFirstOutput
+from ..eight_bit_requirements import CHANNELS_LAST_EIGHT_BITS, PAIRED_EIGHT_BITS
 from ..space_to_depth import fold_filter_row_into_channels, split_filter_height
 from .halo_kernel import emit_halo_kernel
 from .input_loader import (
@@ -69,7 +71,7 @@ from .tma_requirements import (
     pad_planes,
 )
 
-DTYPES = ("float16", "bfloat16", "tf32")
+DTYPES = ("float16", "bfloat16", "tf32", *EIGHT_BIT_DTYPES)
 
 
 def view_for_tma(w: Conv) -> Conv:
@@ -93,7 +95,7 @@ def stores_stats_by_tma(w: Conv) -> bool:
     *("conv1d", "conv2d", "conv3d"),
     dtypes=DTYPES,
     usage=lambda w, c: add_input_loader_usage(compute_usage(view_for_tma(w), c), w, view_for_tma(w), c),
-    condition=all_of(can_load_view_by_tma, stores_stats_by_tma),
+    condition=all_of(CHANNELS_LAST_EIGHT_BITS, PAIRED_EIGHT_BITS, can_load_view_by_tma, stores_stats_by_tma),
     search_if=lambda w: is_promising(view_for_tma(w)),
     starting_configs=lambda w: [
         *list_input_loader_starting_configs(w, view_for_tma(w)),

@@ -24,23 +24,28 @@ reduction, never exists in memory (implicit GEMM); the weight operand is channel
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 from tvm.s_tir import Schedule
 
 from tvmconv.registry import schedule
+from tvmconv.requirements import all_of
 from tvmconv.space import Columns, Knobs
 from tvmconv.space.search_space import ResourceUsage
 from tvmconv.workloads import Conv
+from tvmconv.workloads.dtypes import FLOAT8_DTYPES, INT8
 from tvmconv.workloads.layout import CHANNELS_FIRST, CHANNELS_LAST
 
 from ...layout_conversion import build_channels_last_schedule, estimate_input_conversion_us
+from ..eight_bit_requirements import CHANNELS_LAST_EIGHT_BITS, PAIRED_EIGHT_BITS
 from ..implicit_gemm_shape import VECTOR_BYTES, ImplicitGemmShape
 from ..space_to_depth import fold_filter_row_into_channels
 from .kernel import emit_kernels
 from .knobs import compute_usage, declare_knobs
 from .tile_config import MMA_N
 
-DTYPES = ("float16", "bfloat16", "tf32")
+DTYPES = ("float16", "bfloat16", "tf32")  # those of gradients, too
 
 
 def view(w: Conv) -> Conv:
@@ -69,17 +74,18 @@ def stages_stats(w: Conv) -> bool:
     return not w.returns_stats or (w.layout == CHANNELS_LAST and has_no_residual)
 
 
-@schedule(
-    *("conv1d", "conv2d", "conv3d"),
-    dtypes=DTYPES,
-    usage=compute_layout_usage,
-    condition=stages_stats,
-    search_if=is_promising,
-    supersedes=("direct", "implicit_gemm", "tensor_core"),
-    device_kinds=("cuda",),
-    min_arch=80,
-    computes_stats=True,
-)
+OPERATORS = ("conv1d", "conv2d", "conv3d")
+OPTIONS: dict[str, Any] = {  # of both schedules
+    "usage": compute_layout_usage,
+    "condition": all_of(CHANNELS_LAST_EIGHT_BITS, PAIRED_EIGHT_BITS, stages_stats),
+    "search_if": is_promising,
+    "supersedes": ("direct", "implicit_gemm", "tensor_core"),
+    "device_kinds": ("cuda",),
+    "computes_stats": True,
+}
+
+
+@schedule(*OPERATORS, dtypes=(*DTYPES, INT8.name), min_arch=80, **OPTIONS)
 def mma_sync(s: Schedule, w: Conv, k: Knobs) -> Schedule:
     """Tile pixels × channels over blocks and warps, and pipeline the k-tiles of the reduction."""
     viewed_workload = view(w)
@@ -87,3 +93,9 @@ def mma_sync(s: Schedule, w: Conv, k: Knobs) -> Schedule:
     return build_channels_last_schedule(
         w, lambda arguments: emit_kernels(viewed_workload, config, arguments), converts_output=False
     )
+
+
+@schedule(*OPERATORS, dtypes=FLOAT8_DTYPES, min_arch=89, **OPTIONS)
+def mma_sync_fp8(s: Schedule, w: Conv, k: Knobs) -> Schedule:
+    """Do what `mma_sync` does, with 8-bit floats, whose sums are promoted to float32."""
+    return mma_sync(s, w, k)
