@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from tvmconv.errors import WorkloadError
 from tvmconv.workloads import conv_reference, dtypes, epilogue, layout, pixel_sample, quantization
 from tvmconv.workloads.base import OutputSample
-from tvmconv.errors import WorkloadError
 from tvmconv.workloads.conv_operator import ConvOperator
 from tvmconv.workloads.text import quote
 

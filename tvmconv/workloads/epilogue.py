@@ -34,9 +34,9 @@ class EpilogueOp:
     compute: Callable[..., tirx.Expr] = field(repr=False)
     # The same function on float64 arrays, which broadcast against each other.
     reference: Callable[..., NDArray[np.float64]] = field(repr=False)
-    # `channel` for one number per output channel in the accumulator's type, `output` for a tensor of the output's shape
-    # and type, `tensor` for one number in the accumulator's type, None for an operation without an argument. `stats` is a second result: mean and variance of each output
-    # channel, of shape (2, O) in the accumulator's type.
+    # `channel` for one number per output channel in the accumulator's type, `tensor` for one number in that type,
+    # `output` for a tensor of the output's shape and type, None for an operation without an argument. `stats` is a
+    # second result: mean and variance of each output channel, of shape (2, O) in the accumulator's type.
     argument_kind: Literal["channel", "output", "tensor", "stats"] | None = None
     # Whether the operation only adds its argument; an accumulator may then start from the argument.
     is_addition: bool = False

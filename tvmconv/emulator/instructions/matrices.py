@@ -162,6 +162,7 @@ def multiply_fragments(
     a = a.reshape(num_k_groups, 2, packed, -1, 8, 4).transpose(3, 1, 4, 0, 5, 2).reshape(-1, 16, shape.k)
     b = b.reshape(num_k_groups, packed, -1, 8, 4).transpose(2, 0, 4, 1, 3).reshape(-1, shape.k, 8)
     c = c.reshape(2, 2, -1, 8, 4).transpose(2, 0, 3, 4, 1).reshape(-1, 16, 8)
+    d: NDArray[Any]
     if shape.dtype == "int8":
         d = add_integer_products(a, b.transpose(0, 2, 1), c.view(np.uint32))
     elif shape.elements_per_register == 4:

@@ -164,7 +164,7 @@ class _Multiply:
             previous = np.where(
                 keeps[:, :1, None], _collect_accumulators(data[rows[:, None], lanes]), data.dtype.type(0)
             )
-        data[rows[:, None], lanes] = _distribute_accumulators(self._add_products(*factors, previous))
+        data[rows[:, None], lanes] = _distribute_accumulators(self._add_products(factors[0], factors[1], previous))
         state.wgmma_groups.issue(warpgroups[:, 0], np.concatenate(chunks, axis=1), (self._accumulators, rows))
         self._notify_arithmetic(lanes)
 

@@ -1,7 +1,8 @@
 """Matrix instructions of tensor cores, and the loads and stores of their fragments.
 
-An atom computes D[m, n] = A[m, k] B[n, k] + D with accumulators in float32, or in int32 for integers. Sources: PTX ISA, "wgmma.mma_async",
-"mma.sync", "ldmatrix", "stmatrix"; CUTLASS, `include/cute/atom/mma_traits_sm80.hpp` and `mma_traits_sm90_gmma.hpp`.
+An atom computes D[m, n] = A[m, k] B[n, k] + D with accumulators in float32, or in int32 for integers. Sources: PTX ISA,
+"wgmma.mma_async", "mma.sync", "ldmatrix", "stmatrix"; CUTLASS, `include/cute/atom/mma_traits_sm80.hpp` and
+`mma_traits_sm90_gmma.hpp`.
 """
 
 from __future__ import annotations

@@ -44,8 +44,8 @@ from tvmconv.workloads.dtypes import EIGHT_BIT_DTYPES
 from tvmconv.workloads.layout import CHANNELS_FIRST, CHANNELS_LAST
 
 from ...layout_conversion import build_channels_last_schedule
-from ..gemm.channels_first_epilogue import ChannelsFirstOutput
 from ..eight_bit_requirements import CHANNELS_LAST_EIGHT_BITS, PAIRED_EIGHT_BITS
+from ..gemm.channels_first_epilogue import ChannelsFirstOutput
 from ..space_to_depth import fold_filter_row_into_channels, split_filter_height
 from .halo_kernel import emit_halo_kernel
 from .input_loader import (
