@@ -68,9 +68,8 @@ class Conv(ConvOperator):
         dtype = dtypes.DTYPES[self.dtype]
         return quantization.get_tolerance(self.dtype, self.output_dtype) if dtype.has_8_bits else dtype.tolerance
 
-    def inputs(self, seed: int) -> tuple[NDArray[Any], ...]:
-        """Draw all arguments except Y, in memory order; those of operations with a `draw` suit the size of the sums."""
-        arrays = super().inputs(seed)
+    def _fit_inputs(self, arrays: tuple[NDArray[Any], ...]) -> tuple[NDArray[Any], ...]:
+        """Return random arguments; those of operations with a `draw` suit the size of the sums of 8-bit operands."""
         if not dtypes.DTYPES[self.dtype].has_8_bits:
             return arrays
         size = quantization.get_sum_size(self.dtype, math.prod(self.weight_shape[1:]))

@@ -108,4 +108,5 @@ def _require_forward_layer(w: Workload) -> Conv:
 
 def _make_gradient(forward: Conv, kind: str) -> ConvOperator:
     gradient: Any = operators()[f"{forward.operator}_{kind}"]
-    return gradient(**{**vars(forward), "epilogue": ()})
+    fields = {name: value for name, value in vars(forward).items() if name != "out_dtype"}
+    return gradient(**{**fields, "epilogue": ()})
