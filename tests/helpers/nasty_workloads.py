@@ -46,7 +46,9 @@ FILTERS = [
 def evaluate(workload, *inputs):
     """What the declaration computes, compiled for the CPU."""
     output = np.full(workload.argument_shapes[-1], np.nan, get_numpy_dtype(workload.argument_dtypes[-1]))
-    arrays = [array.view(get_tir_dtype(array.dtype.name)) if array.itemsize == 1 else array for array in (*inputs, output)]
+    arrays = [
+        array.view(get_tir_dtype(array.dtype.name)) if array.itemsize == 1 else array for array in (*inputs, output)
+    ]
     arguments = [tvm.runtime.tensor(array) for array in arrays]
     tvm.compile(workload.prim_func(), target="llvm")["main"](*arguments)
     return arguments[-1].numpy().view(output.dtype)

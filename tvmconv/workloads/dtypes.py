@@ -63,6 +63,8 @@ DTYPES = {dtype.name: dtype for dtype in (FLOAT32, TF32, FLOAT16, BFLOAT16, FLOA
 FLOAT8_DTYPES = (FLOAT8_E4M3.name, FLOAT8_E5M2.name)
 EIGHT_BIT_DTYPES = (*FLOAT8_DTYPES, INT8.name)
 DTYPES_BY_TEXT = {dtype.text: dtype for dtype in DTYPES.values()}
+# Dtypes of models and their convolutions in PyTorch, by text.
+MODEL_DTYPES_BY_TEXT = {text: dtype for text, dtype in DTYPES_BY_TEXT.items() if not dtype.has_8_bits}
 
 
 def round_operand(name: str, array: NDArray[np.float32]) -> NDArray[Any]:
