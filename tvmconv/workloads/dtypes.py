@@ -64,7 +64,7 @@ FLOAT8_DTYPES = (FLOAT8_E4M3.name, FLOAT8_E5M2.name)
 EIGHT_BIT_DTYPES = (*FLOAT8_DTYPES, INT8.name)
 DTYPES_BY_TEXT = {dtype.text: dtype for dtype in DTYPES.values()}
 # Dtypes of models and their convolutions in PyTorch, by text.
-MODEL_DTYPES_BY_TEXT = {text: dtype for text, dtype in DTYPES_BY_TEXT.items() if not dtype.has_8_bits}
+MODEL_DTYPES_BY_TEXT = {text: dtype for text, dtype in DTYPES_BY_TEXT.items() if dtype.name not in EIGHT_BIT_DTYPES}
 
 
 def round_operand(name: str, array: NDArray[np.float32]) -> NDArray[Any]:
