@@ -22,7 +22,7 @@ from .tma_requirements import WGMMA_K_BYTES, WGMMA_M, compute_halo_width, list_t
 # Costs of partial sums in a workspace: a second launch, as fitted for `mma_sync`, and traffic of L2 by all SMs.
 WORKSPACE_LAUNCH_US, WORKSPACE_BYTES_PER_US = H200_FIT.mma_sync.workspace_launch_us, 4.0e6
 
-# Time of a promotion on one SM, besides what another warpgroup hides: measured on one layer with tiles of 128 x 128.
+# Rough time of a promotion on one SM with tiles of 128 x 128, besides what another warpgroup hides.
 PROMOTION_US_PER_ELEMENT = 3e-6
 
 
