@@ -18,7 +18,7 @@ def file(tmp_path, monkeypatch):
         '@baseline("quick")\n'
         "def time_quick(w, inputs, *, device, cold=False, seconds=0.5): ...\n"
     )
-    before = dict(REGISTRY)
+    before = dict(baselines.load_baselines())
     monkeypatch.setattr(baselines, "__path__", [*baselines.__path__, str(tmp_path)])
     yield
     sys.modules.pop("tvmconv.baselines.quick", None)
