@@ -14,7 +14,6 @@ import functools
 import json
 import os
 import statistics
-import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator
@@ -24,6 +23,7 @@ from typing import Any
 
 from tvmconv import devices
 from tvmconv.errors import Error, describe_error
+from tvmconv.measure.workers.process import set_parent_death_signal
 
 TIMING_SECONDS = 0.3  # device time of a timing
 NUM_PROFILED_CALLS = 5
@@ -356,8 +356,11 @@ METHODS = {
 }
 
 
-def main(argv: list[str]) -> None:
-    """Run the methods of the case whose JSON is the argument. What they print goes to standard error."""
+def main(argv: list[str], parent_pid: int) -> None:
+    """Run the methods of the case whose JSON is the argument, at most until the parent ends. What they print goes to
+    standard error.
+    """
+    set_parent_death_signal(parent_pid)
     events = os.dup(1)
     os.dup2(2, 1)
 
@@ -368,7 +371,3 @@ def main(argv: list[str]) -> None:
     worker = Worker(case, write_event)
     for method in case.methods:
         write_event({"event": "row", "row": asdict(worker.run(method))})
-
-
-if __name__ == "__main__":
-    main(sys.argv[1:])

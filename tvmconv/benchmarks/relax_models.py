@@ -171,7 +171,8 @@ def _run_case(result: _CaseResult, limit: float) -> _CaseResult:
 def _start_worker(case: Case, named: Case) -> Iterator[subprocess.Popen[bytes]]:
     """Start a worker, and end it together with the processes that it started."""
     code = (
-        f"import sys; sys.path[:] = {sys.path!r}; from tvmconv.benchmarks.relax_methods import main; main(sys.argv[1:])"
+        f"import sys; sys.path[:] = {sys.path!r}; from tvmconv.benchmarks.relax_methods import main; "
+        f"main(sys.argv[1:], {os.getpid()})"
     )
     log = Path(case.log).with_name(f"{named.name}.log")
     with log.open("ab") as errors:
