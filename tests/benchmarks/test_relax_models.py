@@ -6,7 +6,7 @@ import subprocess
 import pytest
 
 from tvmconv.benchmarks import relax_models
-from tvmconv.benchmarks.relax_methods import Case
+from tvmconv.benchmarks.relax_methods import NetworkCase
 
 # Stands for the worker: it writes the events of one method after another, and leaves its process number.
 WORKER = """
@@ -28,7 +28,9 @@ for method in json.loads(sys.argv[1])["methods"]:
 @pytest.fixture
 def case(tmp_path):
     methods = ("tvm", "tvm-nhwc", "pytorch", "metaschedule", "tvmconv-relax")
-    return Case("resnet50", "f16", 1, methods, None, 1.0, str(tmp_path / "relax.jsonl"), str(tmp_path / "gpu.lock"))
+    return NetworkCase(
+        "resnet50", "f16", 1, methods, None, 1.0, str(tmp_path / "relax.jsonl"), str(tmp_path / "gpu.lock")
+    )
 
 
 def test_a_method_that_hangs_or_ends_its_process_costs_itself_alone(case, tmp_path, monkeypatch, capsys):

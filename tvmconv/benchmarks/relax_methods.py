@@ -31,7 +31,7 @@ CHANNELS_LAST = {"relax.nn.conv2d": ["NHWC", "OHWI"]}
 
 
 @dataclass(frozen=True)
-class Case:
+class NetworkCase:
     """A network, its dtype and batch, and how it is timed."""
 
     network: str
@@ -77,7 +77,7 @@ class MethodRow:
 class Worker:
     """The network of a case, in PyTorch and in Relax, and the timing of calls. Everything is made when it is needed."""
 
-    def __init__(self, case: Case, write_event: Callable[[dict[str, Any]], None]) -> None:
+    def __init__(self, case: NetworkCase, write_event: Callable[[dict[str, Any]], None]) -> None:
         self.case, self._write_event = case, write_event
         self.device = devices.find_device(case.device)
         self.waited_seconds = 0.0
@@ -367,7 +367,7 @@ def main(argv: list[str], parent_pid: int) -> None:
     def write_event(event: dict[str, Any]) -> None:
         os.write(events, f"{json.dumps(event)}\n".encode())
 
-    case = Case(**json.loads(argv[0]))
+    case = NetworkCase(**json.loads(argv[0]))
     worker = Worker(case, write_event)
     for method in case.methods:
         write_event({"event": "row", "row": asdict(worker.run(method))})
