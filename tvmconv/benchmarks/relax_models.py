@@ -31,7 +31,7 @@ from typing import Any
 
 from tvmconv.baselines.metaschedule import make_cuda_environment
 from tvmconv.benchmarks.common import add_device, add_output, find_device, write_report
-from tvmconv.benchmarks.relax_methods import METHODS, NetworkCase, MethodRow
+from tvmconv.benchmarks.relax_methods import METHODS, MethodRow, NetworkCase
 from tvmconv.cli import options, output
 from tvmconv.cli.errors import UsageError, print_note
 from tvmconv.experiments.provenance import describe_provenance
