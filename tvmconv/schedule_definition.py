@@ -57,6 +57,8 @@ class Schedule:
         min_arch: Lowest NVIDIA architecture that it supports, such as 80 for sm_80; 0 for any.
         exact_arch: The only NVIDIA architecture that it supports, such as 90 for sm_90; 0 for any.
         computes_stats: Whether it computes the epilogue operation `stats`, where its condition holds.
+        features: Properties of workloads that it supports, among `tvmconv.workloads.features.ALL_FEATURES`, where its
+            condition holds.
 
     Examples:
         >>> import tvmconv as tc
@@ -91,6 +93,7 @@ class Schedule:
     min_arch: int = 0
     exact_arch: int = 0
     computes_stats: bool = False
+    features: tuple[str, ...] = ()
 
     def __repr__(self) -> str:
         return f"<Schedule {self.name} of {self.operator}>"
@@ -113,7 +116,9 @@ class Schedule:
         Raises:
             ScheduleFailure: The condition of the schedule raises an exception.
         """
-        if w.operator != self.operator or w.dtype not in self.dtypes or self.lacks_stats(w):
+        if w.operator != self.operator or w.dtype not in self.dtypes:
+            return False
+        if self.lacks_stats(w) or self.find_missing_feature(w):
             return False
         return self._meets(self.condition, w, default=True)
 
@@ -127,6 +132,10 @@ class Schedule:
             Whether it lacks the operation.
         """
         return STATS in w.epilogue and not self.computes_stats
+
+    def find_missing_feature(self, w: Workload) -> str | None:
+        """Return a property of the workload that the schedule does not support, if there is one."""
+        return next((name for name in w.required_features if name not in self.features), None)
 
     def is_searched_by_default(self, w: Workload) -> bool:
         """Return whether a search tries the schedule by default.

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING, Any
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 
-from tvmconv.workloads import conv_reference, dtypes, epilogue, layout, pixel_sample
+from tvmconv.workloads import conv_reference, dtypes, epilogue, layout, pixel_sample, text
 from tvmconv.workloads.base import OutputSample
-from tvmconv.workloads.conv_operator import ConvOperator
+from tvmconv.workloads.conv_operator import ConvOperator, format_sizes
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -21,6 +22,23 @@ MIN_ALLOWED_ERROR = 1e-30  # a window inside the padding sums to exactly zero; a
 
 class Conv(ConvOperator):
     """A convolution Y of images X with kernels K; `ConvGeometry` documents its fields and its formula."""
+
+    OPTION_NAMES: ClassVar[tuple[str, ...]] = (*ConvOperator.OPTION_NAMES, "upsample")
+    OPTION_TEXTS: ClassVar[dict[str, str]] = {**ConvOperator.OPTION_TEXTS, "upsample": "up", "cached_frames": "c"}
+    MAX_ELEMENTS: ClassVar[int] = text.MAX_ELEMENTS
+
+    def _format_more_options(self) -> list[str]:
+        cached = [f"c{self.cached_frames}"] if self.cached_frames else []
+        return [*cached, f"up{format_sizes(self.upsample)}"] if max(self.upsample) > 1 else cached
+
+    def _assemble_input(self, inputs: Sequence[NDArray[Any]], *, upsamples: bool = True) -> NDArray[Any]:
+        """Return what windows read, of shape (N, C, space): cached frames, then X, upsampled unless not `upsamples`."""
+        x = layout.move_channels_second(self.input_layout, inputs[0])
+        if self.cached_frames:
+            x = np.concatenate([layout.move_channels_second(self.input_layout, inputs[2]), x], axis=2)
+        for axis, factor in enumerate(self.upsample if upsamples else (), 2):
+            x = x.repeat(factor, axis) if factor > 1 else x
+        return x
 
     def reference(self, *inputs: NDArray[Any]) -> NDArray[np.float64]:
         """Compute the correct Y in float64 from all other arguments, in memory order.
@@ -37,10 +55,10 @@ class Conv(ConvOperator):
             >>> w.reference(*w.inputs(seed=0)).shape
             (1, 6, 8, 8)
         """
-        x, k = (layout.move_channels_second(self.input_layout, array) for array in inputs[:2])
+        x, k = self._assemble_input(inputs), layout.move_channels_second(self.input_layout, inputs[1])
         y = conv_reference.convolve(x, k, self.stride, self.padding, self.dilation, self.groups)
         arguments = {}
-        for operation, array in zip(self.argument_ops, inputs[2:], strict=True):
+        for operation, array in zip(self.argument_ops, inputs[self.num_operands :], strict=True):
             if not operation.reads_argument:
                 continue
             widened = array.astype(np.float64)
@@ -103,9 +121,11 @@ class Conv(ConvOperator):
             each == layout.CHANNELS_LAST for each in (self.input_layout, self.output_layout)
         )
         x, weight = inputs[:2]
+        if self.cached_frames:
+            x = layout.to_storage_layout(self.input_layout, self._assemble_input(inputs, upsamples=False))
         geometry = self.output_size, self.stride, self.pad_low, self.dilation
         sums, scales = conv_reference.convolve_pixels(
-            x, weight, pixels, *geometry, self.groups, channels_last=reads_channels_last
+            x, weight, pixels, *geometry, self.groups, self.upsample, channels_last=reads_channels_last
         )
         size = math.prod(self.output_size)
         image, position = pixels[:, None] // size, pixels[:, None] % size
@@ -117,7 +137,7 @@ class Conv(ConvOperator):
             operation.name: dtypes.widen_to_float64(
                 array if operation.argument_kind == "channel" else array.ravel()[positions]
             )
-            for operation, array in zip(self.argument_ops, inputs[2:], strict=True)
+            for operation, array in zip(self.argument_ops, inputs[self.num_operands :], strict=True)
             if operation.reads_argument
         }
         values = epilogue.apply_to_array(self.epilogue, sums, epilogue_arguments)
