@@ -10,7 +10,7 @@ import numpy as np
 from tvmconv.errors import WorkloadError
 from tvmconv.workloads import dtypes, epilogue, features, layout
 from tvmconv.workloads.base import Workload
-from tvmconv.workloads.text import MAX_INT32_ELEMENTS, check_elements, join_sizes, validate_integers
+from tvmconv.workloads.text import MAX_INT32_ELEMENTS, MAX_PIXELS, check_elements, join_sizes, validate_integers
 
 if TYPE_CHECKING:
     from tvmconv.workloads.epilogue import EpilogueOp
@@ -101,10 +101,10 @@ class ConvGeometry(Workload):
         """Raise WorkloadError if a tensor that the declaration derives from an argument is too large."""
         check_elements("the padded X", self.padded_shape, self.MAX_ELEMENTS)
         for name, (images, _, *space) in (("the padded X", self.padded_shape), ("Y", self.output_shape)):
-            if math.prod((images, *space)) > MAX_INT32_ELEMENTS:
+            if math.prod((images, *space)) > MAX_PIXELS:
                 raise WorkloadError(
-                    f"{name} has {math.prod((images, *space))} pixels: expected at most {MAX_INT32_ELEMENTS}, "
-                    "the largest int32"
+                    f"{name} has {math.prod((images, *space))} pixels: expected at most {MAX_PIXELS}, so that they "
+                    "have 32-bit numbers"
                 )
 
     @classmethod
@@ -223,6 +223,11 @@ class ConvGeometry(Workload):
             )
             if is_required
         )
+
+    @property
+    def reads_x_only(self) -> bool:
+        """Whether windows read X as it is, without cached frames before it and without upsampling."""
+        return not self.cached_frames and max(self.upsampling) == 1
 
     @property
     def has_large_tensors(self) -> bool:

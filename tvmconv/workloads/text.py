@@ -10,6 +10,7 @@ from tvmconv.errors import WorkloadError
 
 MAX_INTEGER = 2**31 - 1  # limit of a size: coordinates and numbers of pixels are int32
 MAX_INT32_ELEMENTS = 2**31 - 1  # largest tensor whose offsets are int32
+MAX_PIXELS = 2**31 - 2**16  # limit of the pixels of a tensor, so that the pixels of tiles that overhang are int32
 MAX_ELEMENTS = 2**40  # limit of a tensor, more than a GPU's memory holds
 QUOTED_LENGTH = 60
 MAX_DIGITS = 10  # number of digits of MAX_INTEGER

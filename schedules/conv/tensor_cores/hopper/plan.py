@@ -77,7 +77,8 @@ class KernelPlan:
         if isinstance(loader := problem.a.loader, ChannelsFirstPixels) and access.input_pixels:
             problem = replace(problem, a=replace(problem.a, loader=replace(loader, pixels=access.input_pixels)))
         mainloop, ops = make_mainloop(problem, config, w.dilation[-1]), EpilogueOps.from_workload(w)
-        return cls(w, config, problem, mainloop, ops, make_epilogue_tile(mainloop.atom, w, config), access.output)
+        epilogue_tile = make_epilogue_tile(mainloop.atom, w, config, problem.shape.frames)
+        return cls(w, config, problem, mainloop, ops, epilogue_tile, access.output)
 
     @property
     def shape(self) -> ImplicitGemmShape:
@@ -138,7 +139,7 @@ class KernelPlan:
         """Return the scheduler of all work tiles."""
         config, shape, residues = self.config, self.shape, self.problem.residues
         extents, block = (shape.m, shape.n), (config.block_m, config.block_n)
-        classes = (residues.count, not residues.have_equal_taps) if residues else ()
+        classes = (residues.count, not residues.have_equal_taps) if residues else (shape.frames, False)
         return TileScheduler.of_product(
             extents, block, shape.groups, self.num_ctas, cluster, config.raster_order, *classes
         )
@@ -239,8 +240,8 @@ def make_mn_major_tile(
     return MnMajorTile(operand, layout, offset, block_k, boxes, copy_rows, taps_per_copy=config.taps_per_copy)
 
 
-def make_epilogue_tile(atom: WgmmaAtom, w: Conv, config: HopperTileConfig) -> EpilogueTile:
+def make_epilogue_tile(atom: WgmmaAtom, w: Conv, config: HopperTileConfig, frames: int) -> EpilogueTile:
     """Return the division of a warpgroup's accumulators into subtiles, which TMA stores."""
     dtype = w.argument_dtypes[-1]
     row_bytes, stages = int(config.epilogue_row_bytes(get_itemsize(dtype))), int(config.epilogue_stages(w))
-    return EpilogueTile(atom, config.wgmma_m_tiles, config.warpgroups_per_tile, dtype, row_bytes, stages)
+    return EpilogueTile(atom, config.wgmma_m_tiles, config.warpgroups_per_tile, dtype, row_bytes, stages, frames)

@@ -10,7 +10,9 @@ from tvmconv.target import WARP_SIZE
 from tvmconv.workloads import Conv, Conv1d, epilogue
 from tvmconv.workloads.dtypes import get_itemsize
 from tvmconv.workloads.layout import CHANNELS_LAST
+from tvmconv.workloads.text import MAX_INT32_ELEMENTS
 
+from ..frame_product import get_planes
 from ..implicit_gemm_shape import VECTOR_BYTES, ImplicitGemmShape
 
 WARPGROUP_THREADS = 4 * WARP_SIZE  # threads that execute a wgmma
@@ -23,7 +25,7 @@ NARROW_ROW_BYTES = 128  # rows of fewer bytes leave a part of the widest swizzle
 
 def can_load_by_tma(w: Conv) -> bool:
     """Return whether TMA can copy the operands: channels fill 16-byte chunks, and corners and offsets are in range."""
-    gemm = ImplicitGemmShape.from_workload(w)
+    gemm, w = ImplicitGemmShape.from_workload(w), get_planes(w)
     tensor_ndim = w.spatial_ndim + 2
     max_corner, max_offset = maps.CORNER_LIMITS[tensor_ndim], maps.OFFSET_LIMITS[tensor_ndim]
     last_pixel_coords = [
@@ -70,6 +72,12 @@ def list_taps_per_copy(w: Conv) -> tuple[int, ...]:
 def compute_halo_width(w: Conv) -> int:
     """Return the distance in pixels from the first to the last tap of a filter row."""
     return w.dilation[-1] * (w.kernel[-1] - 1)
+
+
+def has_large_output(w: Conv) -> bool:
+    """Return whether offsets in the output need 64 bits, which only TMA computes."""
+    gemm = ImplicitGemmShape.from_workload(w)
+    return gemm.num_products * gemm.m * gemm.n > MAX_INT32_ELEMENTS
 
 
 def can_store_by_tma(w: Conv) -> bool:

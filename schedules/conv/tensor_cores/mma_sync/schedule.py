@@ -28,9 +28,11 @@ import numpy as np
 from tvm.s_tir import Schedule
 
 from tvmconv.registry import schedule
+from tvmconv.requirements import all_of
 from tvmconv.space import Columns, Knobs
 from tvmconv.space.search_space import ResourceUsage
 from tvmconv.workloads import Conv
+from tvmconv.workloads.features import ALL_FEATURES
 from tvmconv.workloads.layout import CHANNELS_FIRST, CHANNELS_LAST
 
 from ...layout_conversion import build_channels_last_schedule, estimate_input_conversion_us
@@ -69,16 +71,22 @@ def stages_stats(w: Conv) -> bool:
     return not w.returns_stats or (w.layout == CHANNELS_LAST and has_no_residual)
 
 
+def has_accessible_tensors(w: Conv) -> bool:
+    """Whether arrays are channels last where there are cached frames, upsampling, or more than 2^31 - 1 elements."""
+    return w.layout == CHANNELS_LAST or not w.required_features
+
+
 @schedule(
     *("conv1d", "conv2d", "conv3d"),
     dtypes=DTYPES,
     usage=compute_layout_usage,
-    condition=stages_stats,
+    condition=all_of(stages_stats, has_accessible_tensors),
     search_if=is_promising,
     supersedes=("direct", "implicit_gemm", "tensor_core"),
     device_kinds=("cuda",),
     min_arch=80,
     computes_stats=True,
+    features=ALL_FEATURES,
 )
 def mma_sync(s: Schedule, w: Conv, k: Knobs) -> Schedule:
     """Tile pixels × channels over blocks and warps, and pipeline the k-tiles of the reduction."""
