@@ -36,9 +36,9 @@ from tvmconv.space import Columns, Knobs, Tile
 from tvmconv.space.search_space import ResourceUsage
 from tvmconv.target import STATIC_SHARED_BYTES, WARP_SIZE
 from tvmconv.workloads import Conv
-from tvmconv.workloads.features import ALL_FEATURES
 from tvmconv.workloads.conv_te import OUTPUT_AXES, TAP_AXES
 from tvmconv.workloads.dtypes import get_itemsize
+from tvmconv.workloads.features import ALL_FEATURES
 
 from ..primitives import (
     bind_grid,

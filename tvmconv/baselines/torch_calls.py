@@ -109,9 +109,7 @@ def list_calls_in_layout(w: Conv, layout: str) -> list[TorchConvCall]:
     """Return the calls that compute a convolution in one layout: unfused, and fused if supported."""
     if isinstance(w, Conv1d):
         return [_make_signal_call(w, call, layout) for call in list_calls_in_layout(_make_one_row_conv(w), layout)]
-    can_fuse = (
-        w.spatial_ndim == 2 and w.epilogue in FUSED_FUNCTIONS and w.pad_low == w.pad_high and w.reads_x_only
-    )
+    can_fuse = w.spatial_ndim == 2 and w.epilogue in FUSED_FUNCTIONS and w.pad_low == w.pad_high and w.reads_x_only
     return [_make_conv_call(w, layout, fused=fused) for fused in ((False, True) if can_fuse else (False,))]
 
 

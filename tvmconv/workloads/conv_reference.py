@@ -101,9 +101,9 @@ def convolve_pixels(
     channels_last: bool,
 ) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
     """Convolve at some pixels: gather their windows in chunks and multiply them by all filters. Input and weight are in
-    memory order, and windows read each position of the input `upsample` times. Pixels are ascending numbers of output positions (n, p). Returns the sums (pixels, O) and their
-    typical sizes (pixels, O). A typical size is the root mean square of the sum over all orders of the elements of
-    window and filter, ‖window‖ · ‖filter‖ / √(elements).
+    memory order, and windows read each position of the input `upsample` times. Pixels are ascending numbers of output
+    positions (n, p). Returns the sums (pixels, O) and their typical sizes (pixels, O). A typical size is the root mean
+    square of the sum over all orders of the elements of window and filter, ‖window‖ · ‖filter‖ / √(elements).
     """
     spatial_ndim, filters, length = len(stride), len(k), math.prod(k.shape[1:])
     space, kernel = (x.shape[1:-1], k.shape[1:-1]) if channels_last else (x.shape[2:], k.shape[2:])

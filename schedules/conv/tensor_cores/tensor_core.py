@@ -37,9 +37,9 @@ from tvmconv.registry import schedule
 from tvmconv.space import Knobs
 from tvmconv.target import NUM_BANKS, WARP_SIZE
 from tvmconv.workloads import Conv
-from tvmconv.workloads.features import ALL_FEATURES
 from tvmconv.workloads.conv_te import OUTPUT_AXES, TAP_AXES
 from tvmconv.workloads.dtypes import get_itemsize
+from tvmconv.workloads.features import ALL_FEATURES
 from tvmconv.workloads.layout import CHANNELS_FIRST, CHANNELS_LAST
 
 from ...primitives import bind_grid, inline_consumers, inline_producers

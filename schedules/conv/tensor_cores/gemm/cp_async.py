@@ -234,9 +234,7 @@ class ImageGather(_GatherLoader):
                         index = index + stored * self._strides[1 + axis]
                 self._copy_pixel(self._row_address(destination, i), element, index, is_inside, pixel[0], i)
 
-    def _copy_pixel(
-        self, destination: Expr, element: int, index: Expr, is_inside: Expr, frame: Expr, i: Expr
-    ) -> None:
+    def _copy_pixel(self, destination: Expr, element: int, index: Expr, is_inside: Expr, frame: Expr, i: Expr) -> None:
         """Copy channels of a pixel of X, or of a cached frame."""
 
         def copy(source: Buffer, offset: Expr) -> None:

@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 from tvm.script import tirx as T  # noqa: N812  (TVM's own name for it)
 
 from tvmconv import tensor_map as maps
-from tvmconv.workloads import Conv, Conv2d, Conv3d
+from tvmconv.workloads import Conv2d, Conv3d
 
 from ....tir_builder import Expr, Register, emit_if_else
 from .tma import TmaCopy

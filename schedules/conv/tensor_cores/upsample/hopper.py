@@ -47,9 +47,7 @@ def upsample_hopper(s: Schedule, w: Conv, k: Knobs) -> Schedule:
     config = strided_dgrad.declare_strided_knobs(transposed, k)
 
     def emit(arguments: dict[str, Buffer]) -> None:
-        filters = emit_merged_filters(
-            w, arguments["K"], channels_last=get_itemsize(w.storage) == ACCUMULATOR_BYTES
-        )
+        filters = emit_merged_filters(w, arguments["K"], channels_last=get_itemsize(w.storage) == ACCUMULATOR_BYTES)
         strided_dgrad.emit_strided_dgrad(transposed, config, {**arguments, "K": filters})
 
     built = build_schedule(w, emit)
