@@ -82,9 +82,18 @@ class CausalConv3d(torch.nn.Conv3d):
         dtype: torch.dtype | None = None,
     ) -> None:
         height, width = (padding, padding) if isinstance(padding, int) else padding
-        options = {"bias": bias, "device": device, "dtype": dtype}
+        taps, strides, dilations = (_repeat(sizes) for sizes in (kernel_size, stride, dilation))
         super().__init__(
-            *(in_channels, out_channels, kernel_size, stride, (0, height, width), dilation, groups), **options
+            in_channels,
+            out_channels,
+            taps,
+            strides,
+            (0, height, width),
+            dilations,
+            groups,
+            bias,
+            device=device,
+            dtype=dtype,
         )
         if activation is not None and (activation not in load_ops() or load_ops()[activation].argument_kind):
             raise ModelError(f"activation={activation!r}: expected an operation without an argument, such as 'silu'")
@@ -162,8 +171,11 @@ class CausalConv3d(torch.nn.Conv3d):
         images, channels, *sizes = x.shape
         cached_frames, (_, height, width) = 0 if cache is None else cache.shape[2], self.padding
         operations = [("bias", self.bias is not None), ("add", residual is not None)]
+        names = ("N", "C", "D", "H", "W", "O", "T", "R", "S")
+        values = (images, channels, *sizes, self.out_channels, *self.kernel_size)
+        fields: dict[str, Any] = dict(zip(names, values, strict=True))
         return Conv3d(
-            *(images, channels, *sizes, self.out_channels, *self.kernel_size),
+            **fields,
             stride=self.stride,
             padding=(self.num_cached_frames - cached_frames, height, width, 0, height, width),
             dilation=self.dilation,
@@ -268,6 +280,12 @@ class CausalConv3d(torch.nn.Conv3d):
         if residual is not None:
             y = y + residual
         return y if self.activation is None else load_activations()[self.activation](y)
+
+
+def _repeat(sizes: int | Sequence[int]) -> tuple[int, int, int]:
+    """Return one number for each axis."""
+    depth, height, width = (sizes,) * 3 if isinstance(sizes, int) else sizes
+    return depth, height, width
 
 
 def _move_channels_last(tensor: torch.Tensor) -> torch.Tensor:

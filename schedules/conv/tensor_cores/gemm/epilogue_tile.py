@@ -61,7 +61,7 @@ class EpilogueTile:
 
     def tensor_map(self, m: int, n: int, groups: int) -> maps.TensorMap:
         """Return the tensor map of the output, or of a residual: columns of a group, rows, groups, frames."""
-        extents, strides, box = (n, m, groups), (n * groups, n), (self.n, self.atom.m, 1)
-        if self.frames > 1:
-            extents, strides, box = (*extents, self.frames), (*strides, m * n * groups), (*box, 1)
+        frames, frame_strides = ((self.frames,), (m * n * groups,)) if self.frames > 1 else ((), ())
+        extents, strides = (n, m, groups, *frames), (n * groups, n, *frame_strides)
+        box = (self.n, self.atom.m, *(1 for _ in extents[2:]))
         return maps.make_tiled_map(self.dtype, get_itemsize(self.dtype), extents, strides, box, self.row_bytes)

@@ -16,11 +16,13 @@ from __future__ import annotations
 import functools
 import itertools
 import math
+from collections.abc import Callable
+from typing import Any, cast
 
 from tvm.script import tirx as T  # noqa: N812  (TVM's own name for it)
 
 from tvmconv.workloads import Conv, operators
-from tvmconv.workloads.conv_gradient import InputGradient, TransposedConv
+from tvmconv.workloads.conv_gradient import InputGradient
 from tvmconv.workloads.features import UPSAMPLING
 from tvmconv.workloads.layout import CHANNELS_LAST
 
@@ -51,13 +53,11 @@ def make_transposed(w: Conv) -> InputGradient:
     padding = [
         window - 1 - pad for sides in (w.pad_low, w.pad_high) for window, pad in zip(w.window, sides, strict=True)
     ]
-    transposed = operators()[f"{w.operator}_transpose"]
-    assert issubclass(transposed, TransposedConv)
+    make_convolution: Callable[..., Any] = operators()[f"{w.operator}_transpose"]
     sizes = dict(zip((*w.SPACE, *w.KERNEL), (*w.x_size, *kernel), strict=True))
     names = ("N", "C", "O", "dilation", "groups", "dtype", "layout", "epilogue")
-    return transposed(
-        **sizes, **{name: getattr(w, name) for name in names}, stride=w.upsampling, padding=tuple(padding)
-    )
+    options = {name: getattr(w, name) for name in names} | {"stride": w.upsampling, "padding": tuple(padding)}
+    return cast("InputGradient", make_convolution(**sizes, **options))
 
 
 def emit_merged_filters(w: Conv, filters: Buffer, *, channels_last: bool) -> Buffer:
@@ -85,7 +85,8 @@ def emit_merged_filters(w: Conv, filters: Buffer, *, channels_last: bool) -> Buf
             taps_of_filter = [
                 size - 1 + offset - tap for size, offset, tap in zip(w.kernel, offsets, merged_tap, strict=True)
             ]
-            element = filters[(filter_idx, *taps_of_filter, channel % (w.C // w.groups))]
+            index = filter_idx, *taps_of_filter, channel % (w.C // w.groups)
+            element = filters[index]
             value = T.if_then_else(_is_inside(w, taps_of_filter), T.Cast("float32", element), T.float32(0))
             store(total, 0, total[0] + value)
         store(merged, item, T.Cast(w.storage, total[0]))
