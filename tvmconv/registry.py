@@ -250,8 +250,6 @@ def find_schedule(w: Workload, name: str) -> Schedule:
         raise ScheduleError(f"{name} does not compute the epilogue operation {STATS}")
     if registered and (feature := registered.find_missing_feature(w)):
         raise ScheduleError(f"{name} does not support {DESCRIPTIONS[feature]}")
-    if registered and (feature := registered._find_missing_feature(w)):
-        raise ScheduleError(f"{name} does not support {DESCRIPTIONS[feature]}")
     if registered:
         assert registered.condition
         raise ScheduleError(f"{name} computes {w.operator} in {w.dtype}{describe_unmet(registered.condition, w)}")
