@@ -20,6 +20,7 @@ from .frame_loaders import FrameImages
 from .pipelines import OrderedSequenceBarrier, PipelineState, TmaPipeline
 from .problem import Operand
 from .smem_layout import MatrixDescriptor, SmemLayout
+from .tap_columns import PlaneWindows
 from .tile_scheduler import KRange, ResidueKRange, WorkTile
 from .tma import TmaCopy
 from .tma_loaders import Position, TapIterator
@@ -48,7 +49,7 @@ class OperandTile:
 
     def cache_map(self) -> maps.TensorMap | None:
         """Return the tensor map of the copies of cached frames, if there are."""
-        if not isinstance(self.operand.loader, FrameImages):
+        if not isinstance(self.operand.loader, FrameImages | PlaneWindows):
             return None
         return self.operand.loader.cache_map(self.copy_rows, self.box_channels, self.layout.row_bytes)
 

@@ -26,6 +26,7 @@ from ..gemm.pipelines import AsyncPipeline, TmaPipeline
 from ..gemm.plane_gather import NUM_GATHER_THREADS, NUM_GATHER_WARPS
 from ..gemm.problem import ConvProblem, Operand, make_fprop
 from ..gemm.smem_layout import MAX_SWIZZLE_BYTES, SWIZZLE_ALIGNMENT_BYTES, SmemLayout
+from ..gemm.tap_columns import TapColumnReduction
 from ..gemm.tile_scheduler import SINGLE_CTA, Cluster, KRange, ResidueKRange, TileScheduler
 from ..gemm.tma_loaders import ChannelsFirstPixels
 from ..gemm.warp_roles import WarpRoles
@@ -86,9 +87,12 @@ class KernelPlan:
         return self.problem.shape
 
     @cached_property
-    def reduction(self) -> ClusterReduction | None:
+    def reduction(self) -> ClusterReduction | TapColumnReduction | None:
         """The sum of the partial sums of a cluster, which also stores what TMA cannot store; None if there is none."""
         config, shape, mainloop = self.config, self.shape, self.mainloop
+        if windows := self.problem.windows:
+            num_threads = config.warpgroups * WARPGROUP_SIZE
+            return TapColumnReduction(windows, mainloop.atom, mainloop.m_atoms, num_threads)
         if not config.uses_smem_reduction(self.w):
             return None
         num_threads = config.warpgroups * WARPGROUP_SIZE

@@ -13,7 +13,9 @@ from tvmconv.workloads.layout import CHANNELS_LAST
 from tvmconv.workloads.text import MAX_INT32_ELEMENTS
 
 from ..frame_product import get_planes
+from ..gemm.tap_columns import PADDING_ROWS
 from ..implicit_gemm_shape import VECTOR_BYTES, ImplicitGemmShape
+from ..tap_column_product import TapColumnProduct
 
 WARPGROUP_THREADS = 4 * WARP_SIZE  # threads that execute a wgmma
 WGMMA_M = 64  # pixels per wgmma
@@ -84,7 +86,13 @@ def can_store_by_tma(w: Conv) -> bool:
     """Return whether output rows are whole 16-byte chunks in each group and the epilogue reads at most one residual."""
     gemm = ImplicitGemmShape.from_workload(w)
     residual_ops = [operation for operation in epilogue.get_ops(w.epilogue) if operation.argument_kind == "output"]
-    return gemm.n * gemm.itemsize % VECTOR_BYTES == 0 and len(residual_ops) <= 1
+    has_whole_chunks = gemm.n * gemm.itemsize % VECTOR_BYTES == 0
+    return has_whole_chunks and len(residual_ops) <= 1 and not isinstance(w, TapColumnProduct)
+
+
+def count_padding_rows(w: Conv) -> int:
+    """Return the rows of padding of the sums that meet in shared memory."""
+    return PADDING_ROWS if isinstance(w, TapColumnProduct) else 0
 
 
 def find_residual(w: Conv) -> str | None:
