@@ -8,7 +8,7 @@ from tvmconv.builtin import tir_builder
 from tvmconv.errors import ScheduleError
 from tvmconv.workloads import conv_geometry
 
-CACHED = "conv3d:1x16x2x9x10,24x16x2x3x3,s1,p0x1x1,c1,bf16,nhwc,bias,add,silu"
+CACHED = "conv3d:1x16x2x9x10,32x16x2x3x3,s1,p0x1x1,c1,bf16,nhwc,bias,add,silu"
 UPSAMPLED = "conv2d:2x32x5x4,24x32x3x3,s1,p1,up2,bf16,nhwc,bias,silu"
 TILE = {"split_k": 1, "warpgroups": 1, "block_n": 16, "stages": 3}
 LARGE = "conv3d:1x96x81x720x1280,96x96x3x3x3,s1,p2x1x1x0x1x1,bf16,nhwc,bias"
@@ -35,6 +35,8 @@ def test_schedules_that_follow_the_declaration_read_the_input(text, schedule):
         ("conv3d:1x16x2x3x64,3x16x3x3x3,s1,p1x1x1x0x1x1,c1,f16,nhwc", "hopper", {"taps_per_copy": 3, "split_k": 1}),
         ("conv3d:2x16x3x6x5,24x16x3x3x3,s1,p0x1x1,c2,bf16,nhwc,bias,add,silu", "mma_sync", None),
         ("conv3d:2x6x3x6x5,10x6x3x3x3,s1,p1x1x1x0x1x1,c1,up2x3x2,f16,nhwc", "mma_sync", None),
+        ("conv3d:2x16x2x5x20,4x16x3x3x3,s1,p0x1x1,c2,bf16,nhwc,bias,add,silu", "kn2row_hopper", {"lines": 6}),
+        ("conv2d:1x16x9x70,3x16x3x2,s1,p1x1x1x0,d2x1,f16,nhwc,bias", "kn2row_hopper", None),
         (UPSAMPLED, "upsample_mma_sync", None),
         (UPSAMPLED, "upsample_hopper", None),
         ("conv2d:1x32x4x3,32x16x2x5,s1,p0x1x1x2,d2x1,g2,up1x3,tf32,nhwc,add", "upsample_hopper", None),
@@ -83,6 +85,7 @@ def test_offsets_of_a_video_have_64_bits(schedule):
         (CACHED.replace("nhwc", "nchw"), "hopper", "arrays with cached frames"),
         (UPSAMPLED, "hopper", "hopper does not support an upsampled input"),
         (UPSAMPLED.replace("s1", "s2"), "upsample_hopper", "strides are 1"),
+        (CACHED, "kn2row_hopper", "filters × taps of a plane fit one wgmma"),
     ],
 )
 def test_schedules_that_cannot_read_the_input_say_so(text, schedule, expected):

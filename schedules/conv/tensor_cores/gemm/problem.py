@@ -4,7 +4,7 @@
 | --- | --- | --- | --- | --- | --- | --- |
 | fprop | N·P·Q | K | (R·S, C) | X, im2col, K | filters, tiled, K | Y |
 | fprop with cached frames, for each frame of Y | P·Q | K | (T·R·S, C) | X or cache, im2col, K | filters, tiled, K | Y |
-| fprop with few filters | input pixels | (R·S, K) | (T, C) | X or cache, tiled, K | filters by tap, tiled, K | terms of Y |
+| fprop with few filters | input pixels | (R·S, K) | (T, C) | X or cache, tiled, K | filters, tiled, K | terms of Y |
 | dgrad | N·H·W | C | (R·S, K) | dY, im2col, K | filters with flipped taps, tiled, MN | dX |
 | strided dgrad, for each residue class | its N·H·W | C | (its taps, K) | dY, im2col, K | filters, tiled, MN | dX |
 | wgrad | K | (R·S, C) | N·P·Q | dY, tiled, MN | X, im2col, MN | dK |

@@ -1,7 +1,7 @@
 """Taps of a filter as columns of the product, for few filters: each line of the input is loaded once for all of them.
 
-A product with rows (input pixels) and columns (tap, filter) has the terms of all outputs that read a pixel. An output is
-the sum of terms of neighbouring pixels, each of another column. A work tile has the pixels of a window of lines, and
+A product with rows (input pixels) and columns (tap, filter) has the terms of all outputs that read a pixel. An output
+is the sum of terms of neighbouring pixels, each of another column. A work tile has the pixels of a window of lines, and
 stores the outputs whose terms are all in the window. Source: Vasudevan, Anderson, Gregg, "Parallel Multi Channel
 Convolution using General Matrix Multiplication", 2017 (kn2row).
 """

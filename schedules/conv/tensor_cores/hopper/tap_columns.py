@@ -1,8 +1,9 @@
 """Convolutions with few filters on Hopper's tensor cores: the taps of a plane are columns of the product.
 
 The last layer of a decoder has 3, 4 or 16 filters of 3×3 or 3×3×3 on large images. As pixels × filters, its product
-loads each pixel nine times for an instruction that is mostly padding. Here TMA loads a window of lines once for all taps
-of a plane, wgmma multiplies it by 9 × 3 columns, and the terms of an output meet in shared memory (`..gemm.tap_columns`).
+loads each pixel nine times for an instruction that is mostly padding. Here TMA loads a window of lines once for all
+taps of a plane, wgmma multiplies it by 9 × 3 columns, and the terms of an output meet in shared memory
+(`..gemm.tap_columns`).
 """
 
 from __future__ import annotations
