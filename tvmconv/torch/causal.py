@@ -121,6 +121,12 @@ class CausalConv3d(torch.nn.Conv3d):
 
         Raises:
             RuntimeError: The tensors do not fit; the message is PyTorch's.
+
+        Examples:
+            >>> import torch, tvmconv.torch
+            >>> conv = tvmconv.torch.CausalConv3d(4, 6, (3, 1, 1))
+            >>> conv(torch.randn(1, 4, 5, 8, 8), cache=torch.randn(1, 4, 2, 8, 8)).shape
+            torch.Size([1, 6, 5, 8, 8])
         """
         kernel = self._find_kernel(x, cache, residual)
         if kernel is None:
@@ -145,6 +151,12 @@ class CausalConv3d(torch.nn.Conv3d):
 
         Raises:
             ModelError: The stride of the depth is not 1.
+
+        Examples:
+            >>> import torch, tvmconv.torch
+            >>> y, cache = tvmconv.torch.CausalConv3d(4, 6, 3).stream(torch.randn(1, 4, 5, 8, 8))
+            >>> cache.shape
+            torch.Size([1, 4, 2, 8, 8])
         """
         if self.stride[0] != 1:
             raise ModelError(f"stride={self.stride[0]} along the depth: a video in chunks needs a stride of 1")
@@ -167,6 +179,12 @@ class CausalConv3d(torch.nn.Conv3d):
 
         Raises:
             WorkloadError: The sizes contradict each other.
+
+        Examples:
+            >>> import torch, tvmconv.torch
+            >>> conv = tvmconv.torch.CausalConv3d(4, 6, 3, padding=1)
+            >>> conv.workload(torch.empty(1, 4, 5, 8, 8), cache=torch.empty(1, 4, 2, 8, 8)).text
+            'conv3d:1x4x5x8x8,6x4x3x3x3,s1,p0x1x1,c2,nhwc,bias'
         """
         images, channels, *sizes = x.shape
         cached_frames, (_, height, width) = 0 if cache is None else cache.shape[2], self.padding
@@ -211,6 +229,9 @@ class CausalConv3d(torch.nn.Conv3d):
         Raises:
             DeviceError: The tensors are not on an NVIDIA GPU with tensor cores, or have another dtype.
             ScheduleError: No schedule computes the workload.
+
+        Examples:
+            >>> conv.tune(x, cache, seconds=8)  # doctest: +SKIP
         """
         import tvmconv
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from dataclasses import replace
+from dataclasses import fields, replace
 from typing import Any
 
 from tvmconv.errors import WorkloadError
@@ -107,5 +107,8 @@ def _require_forward_layer(w: Workload) -> Conv:
 
 
 def _make_gradient(forward: Conv, kind: str) -> ConvOperator:
+    if not forward.reads_x_only:
+        raise WorkloadError(f"{forward} has no gradients here: expected a convolution without options c and up")
     gradient: Any = operators()[f"{forward.operator}_{kind}"]
-    return gradient(**{**vars(forward), "epilogue": ()})
+    names = {field.name for field in fields(gradient)} & vars(forward).keys()
+    return gradient(**{name: getattr(forward, name) for name in names} | {"epilogue": ()})

@@ -88,8 +88,7 @@ def complete_columns(w: Conv, columns: Columns) -> Columns:
 def make_config(w: Conv, values: Mapping[str, Any]) -> HopperTileConfig:
     """Return the tile config of the knobs' values."""
     completed = complete_columns(w, {name: np.array(value) for name, value in values.items()})
-    del completed["lines"]
-    return HopperTileConfig(**{name: int(value) for name, value in completed.items()})
+    return HopperTileConfig(**{name: int(value) for name, value in completed.items() if name != "lines"})
 
 
 def list_rules(w: Conv, lines: int) -> list[Rule]:
