@@ -134,7 +134,21 @@ class Schedule:
         return STATS in w.epilogue and not self.computes_stats
 
     def find_missing_feature(self, w: Workload) -> str | None:
-        """Return a property of the workload that the schedule does not support, if there is one."""
+        """Return a property of the workload that the schedule does not support, if there is one.
+
+        Args:
+            w: Workload of any operator.
+
+        Returns:
+            One of `tvmconv.workloads.features.ALL_FEATURES`, or None.
+
+        Examples:
+            >>> import tvmconv as tc
+            >>> w = tc.parse("conv2d:1x8x8x8,8x8x3x3,s1,p1")
+            >>> columns = next(schedule for schedule in tc.schedules(w) if schedule.name == "columns")
+            >>> columns.find_missing_feature(tc.parse("conv2d:1x8x8x8,8x8x3x3,s1,p1,up2"))
+            'upsampling'
+        """
         return next((name for name in w.required_features if name not in self.features), None)
 
     def is_searched_by_default(self, w: Workload) -> bool:
