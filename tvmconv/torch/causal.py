@@ -233,13 +233,14 @@ class CausalConv3d(torch.nn.Conv3d):
         Examples:
             >>> conv.tune(x, cache, seconds=8)  # doctest: +SKIP
         """
-        import tvmconv
+        from tvmconv.logs.build import build
+        from tvmconv.search.tune import tune
 
         if not self._has_kernels(x):
             raise DeviceError("expected float16 or bfloat16 on an NVIDIA GPU since sm_80")
         workload, device = self.workload(x, cache, residual), f"cuda:{x.device.index}"
-        result = tvmconv.tune(workload, device=device, seconds=seconds, log=log)
-        kernel = tvmconv.build(workload, device=device, log=log)
+        result = tune(workload, device=device, seconds=seconds, log=log)
+        kernel = build(workload, device=device, log=log)
         _kernels[workload.text, device] = kernel
         return f"{workload}: {kernel.schedule.name}, {result.cost * 1e6:.1f} µs"
 
@@ -316,9 +317,9 @@ def _move_channels_last(tensor: torch.Tensor) -> torch.Tensor:
 
 def _build_kernel(workload: Conv3d, device: str) -> Any:
     """Return the kernel that the packaged logs or the cost model recommend; None if no schedule computes it."""
-    import tvmconv
+    from tvmconv.logs.build import build
 
     try:
-        return tvmconv.build(workload, device=device, check=False)
+        return build(workload, device=device, check=False)
     except Error:
         return None
