@@ -1,6 +1,7 @@
 """Upsampled convolutions by mma.sync: strided transposed convolutions with merged filters.
 
-It is `upsample_hopper` for all tensor cores since sm_80; the kernel is that of `..mma_sync.strided_dgrad`.
+It is `upsample_hopper` for all tensor cores since sm_80. A small launch, which runs once for constant filters, adds up
+the taps that read the same element; the kernel is that of `..mma_sync.strided_dgrad`.
 """
 
 from __future__ import annotations
