@@ -37,6 +37,7 @@ DESCRIPTIONS = {
     "kernel_schedule": 'How consumer warpgroups share tiles: "cooperative" computes one tile together; '
     '"cooperative_setmaxnreg" also gives them registers of the producer; "pingpong" alternates two tiles, so that one '
     "warpgroup stores while the other multiplies.",
+    "lines": "Input lines of a window, which TMA loads once for all taps of a plane.",
     "load_rows_once": "1 loads each input row once and adds it to all output rows that it reaches; 0 loads it for each "
     "row of the mask, with shorter code.",
     "local_x": "Output tiles per thread.",

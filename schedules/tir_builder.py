@@ -21,6 +21,7 @@ from tvmconv.tensor_map import ENCODE_FUNCTION, TensorMap
 from tvmconv.workloads import Workload
 from tvmconv.workloads.dtypes import ACCUMULATOR, DTYPES, FLOAT8_DTYPES, INT8, get_itemsize, get_tir_dtype
 from tvmconv.workloads.quantization import convert_expression, widen_expression
+from tvmconv.workloads.text import MAX_INT32_ELEMENTS
 
 Buffer = Any  # a buffer variable: `buffer[i]` loads an element, `store` stores one
 Expr = Any  # a TIR expression or a Python number
@@ -146,6 +147,15 @@ def emit_alternatives(branches: Sequence[tuple[Expr, Callable[[], None]]]) -> No
                 emit_alternatives(others)
 
 
+def emit_if_else(condition: Expr, emit_then: Callable[[], None], emit_else: Callable[[], None]) -> None:
+    """Emit a condition, what runs where it holds, and what runs elsewhere."""
+    with ir.If(condition):
+        with ir.Then():
+            emit_then()
+        with ir.Else():
+            emit_else()
+
+
 def unrolled_loop(extent: int, name: str) -> AbstractContextManager[Expr]:
     """Open a loop that TVM unrolls."""
     return _name_loop_variable(ir.unroll(extent), name)
@@ -247,6 +257,16 @@ def is_below(index: Expr, extent: int, tile: int) -> Expr:
 def to_uint32(value: Expr) -> Expr:
     """Return an index as a 32-bit unsigned number, the type of shared-memory addresses."""
     return T.uint32(value)
+
+
+def choose_offset_dtype(num_elements: int) -> str:
+    """Return the dtype of offsets in an array: int64 if it has more elements than int32 counts."""
+    return "int64" if num_elements > MAX_INT32_ELEMENTS else "int32"
+
+
+def to_offset(value: Expr, dtype: str) -> Expr:
+    """Return a number as an operand of offsets of a dtype, which `choose_offset_dtype` returns."""
+    return T.Cast("int64", value) if dtype == "int64" else value
 
 
 def fill_zeros(buffer: Buffer, num_elements: int) -> None:

@@ -43,6 +43,9 @@ STYLES = {
     "halo_mma_sync": SeriesStyle("#661100", "^"),
     "hopper": SeriesStyle("#cc6677", "D"),
     "stem": SeriesStyle("#ddaa33", "v"),
+    "kn2row_hopper": SeriesStyle("#cc6677", "X"),
+    "upsample_hopper": SeriesStyle("#cc6677", "s"),
+    "upsample_mma_sync": SeriesStyle("#661100", "D"),
     # Filters are never in a chart with convolutions.
     "basic": SeriesStyle("#8c8c8c", "o"),
     "constant": SeriesStyle("#56b4e9", "s"),

@@ -24,6 +24,7 @@ from tvmconv.space import Columns, Value, suggest_name
 from tvmconv.space.search_space import ResourceUsage
 from tvmconv.user_code import BUILT_IN, translate_user_errors
 from tvmconv.workloads.epilogue import STATS
+from tvmconv.workloads.features import DESCRIPTIONS
 from tvmconv.workloads.registry import as_workload
 from tvmconv.workloads.text import quote
 
@@ -52,6 +53,7 @@ def schedule(
     min_arch: int = 0,
     exact_arch: int = 0,
     computes_stats: bool = False,
+    features: tuple[str, ...] = (),
 ) -> Callable[[Callable], Callable]:
     """Register a function `f(s, w, k)` as a schedule of one or several operators, named after the function.
 
@@ -75,6 +77,8 @@ def schedule(
         min_arch: Lowest NVIDIA architecture that it supports: 80 for sm_80.
         exact_arch: The only NVIDIA architecture that it supports: 90 for sm_90, which alone has wgmma.
         computes_stats: Whether it computes the epilogue operation `stats`, where its condition holds.
+        features: Properties of workloads that it supports, among `tvmconv.workloads.features.ALL_FEATURES`, where its
+            condition holds: tensors of more than 2^31 - 1 elements, cached frames, upsampling.
 
     Returns:
         A decorator that returns the function unchanged.
@@ -117,6 +121,7 @@ def schedule(
                 min_arch,
                 exact_arch,
                 computes_stats,
+                features,
             )
         return function
 
@@ -243,6 +248,8 @@ def find_schedule(w: Workload, name: str) -> Schedule:
         raise ScheduleError(f"{name} computes {w.operator} in {dtypes}; this workload has {w.dtype}")
     if registered and registered.lacks_stats(w):
         raise ScheduleError(f"{name} does not compute the epilogue operation {STATS}")
+    if registered and (feature := registered.find_missing_feature(w)):
+        raise ScheduleError(f"{name} does not support {DESCRIPTIONS[feature]}")
     if registered:
         assert registered.condition
         raise ScheduleError(f"{name} computes {w.operator} in {w.dtype}{describe_unmet(registered.condition, w)}")

@@ -58,6 +58,8 @@ class Schedule:
         min_arch: Lowest NVIDIA architecture that it supports, such as 80 for sm_80; 0 for any.
         exact_arch: The only NVIDIA architecture that it supports, such as 90 for sm_90; 0 for any.
         computes_stats: Whether it computes the epilogue operation `stats`, where its condition holds.
+        features: Properties of workloads that it supports, among `tvmconv.workloads.features.ALL_FEATURES`, where its
+            condition holds.
 
     Examples:
         >>> import tvmconv as tc
@@ -92,6 +94,7 @@ class Schedule:
     min_arch: int = 0
     exact_arch: int = 0
     computes_stats: bool = False
+    features: tuple[str, ...] = ()
 
     def __repr__(self) -> str:
         return f"<Schedule {self.name} of {self.operator}>"
@@ -114,7 +117,9 @@ class Schedule:
         Raises:
             ScheduleFailure: The condition of the schedule raises an exception.
         """
-        if w.operator != self.operator or w.dtype not in self.dtypes or self.lacks_stats(w):
+        if w.operator != self.operator or w.dtype not in self.dtypes:
+            return False
+        if self.lacks_stats(w) or self.find_missing_feature(w):
             return False
         return self._meets(self.condition, w, default=True)
 
@@ -128,6 +133,24 @@ class Schedule:
             Whether it lacks the operation.
         """
         return STATS in w.epilogue and not self.computes_stats
+
+    def find_missing_feature(self, w: Workload) -> str | None:
+        """Return a property of the workload that the schedule does not support, if there is one.
+
+        Args:
+            w: Workload of any operator.
+
+        Returns:
+            One of `tvmconv.workloads.features.ALL_FEATURES`, or None.
+
+        Examples:
+            >>> import tvmconv as tc
+            >>> w = tc.parse("conv2d:1x8x8x8,8x8x3x3,s1,p1")
+            >>> columns = next(schedule for schedule in tc.schedules(w) if schedule.name == "columns")
+            >>> columns.find_missing_feature(tc.parse("conv2d:1x8x8x8,8x8x3x3,s1,p1,up2"))
+            'upsampling'
+        """
+        return next((name for name in w.required_features if name not in self.features), None)
 
     def is_searched_by_default(self, w: Workload) -> bool:
         """Return whether a search tries the schedule by default.

@@ -38,6 +38,7 @@ from tvmconv.target import STATIC_SHARED_BYTES, WARP_SIZE
 from tvmconv.workloads import Conv
 from tvmconv.workloads.conv_te import OUTPUT_AXES, TAP_AXES
 from tvmconv.workloads.dtypes import get_itemsize
+from tvmconv.workloads.features import ALL_FEATURES
 
 from ..primitives import (
     bind_grid,
@@ -94,7 +95,7 @@ def compute_usage(w: Conv, columns: Columns) -> ResourceUsage:
     )
 
 
-@schedule("conv1d", "conv2d", "conv3d", dtypes=DTYPES, usage=compute_usage)
+@schedule("conv1d", "conv2d", "conv3d", dtypes=DTYPES, usage=compute_usage, features=ALL_FEATURES)
 def conflict_free(s: Schedule, w: Conv, k: Knobs) -> None:
     """Tile channels as (block, virtual thread, thread, local) and pixels as (block, virtual thread, warp), in warps."""
     channels, pixels = w.O // w.groups, w.N * math.prod(w.output_size)

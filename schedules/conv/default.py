@@ -10,12 +10,13 @@ from tvmconv.registry import schedule
 from tvmconv.space import Knobs
 from tvmconv.target import MAX_THREADS_PER_BLOCK
 from tvmconv.workloads import Conv
+from tvmconv.workloads.features import ALL_FEATURES
 
 from ..primitives import inline_producers
 from .reduction import DTYPES, accumulate_in_registers, get_conv_loops
 
 
-@schedule("conv1d", "conv2d", "conv3d", dtypes=DTYPES, baseline=True)
+@schedule("conv1d", "conv2d", "conv3d", dtypes=DTYPES, baseline=True, features=ALL_FEATURES)
 def default(s: Schedule, w: Conv, k: Knobs) -> None:
     """Bind output rows to blocks and output columns to threads."""
     inline_producers(s, s.get_sblock("sum"))

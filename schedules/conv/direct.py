@@ -22,6 +22,7 @@ from tvmconv.registry import schedule
 from tvmconv.space import Columns, Knobs
 from tvmconv.space.search_space import ResourceUsage
 from tvmconv.workloads import Conv2d
+from tvmconv.workloads.features import ALL_FEATURES
 
 from .axis_tiles import fit_default_factors, list_extents
 from .bias_init import initialize_with_bias
@@ -54,7 +55,7 @@ def has_shared_inputs(w: Conv2d) -> bool:
     return w.groups == 1 or w.groups < w.C
 
 
-@schedule("conv2d", dtypes=DTYPES, usage=compute_usage, search_if=has_shared_inputs)
+@schedule("conv2d", dtypes=DTYPES, usage=compute_usage, search_if=has_shared_inputs, features=ALL_FEATURES)
 def direct(s: Schedule, w: Conv2d, k: Knobs) -> Schedule:
     """Tile outputs as (block, virtual thread, thread, local) and reductions as (step, tap)."""
     config = DirectTileConfig.declare_knobs(k, w, make_tiled_axes(w), allow_sliced_k=True)

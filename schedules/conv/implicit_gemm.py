@@ -24,6 +24,7 @@ from tvmconv.registry import schedule
 from tvmconv.space import Columns, Knobs
 from tvmconv.space.search_space import ResourceUsage
 from tvmconv.workloads import Conv
+from tvmconv.workloads.features import ALL_FEATURES
 
 from ..primitives import inline_producers
 from .bias_init import initialize_with_bias
@@ -57,7 +58,13 @@ def is_promising(w: Conv) -> bool:
     return w.spatial_ndim != 2 or (w.groups == 1 and (is_small or set(w.kernel) == {1}))
 
 
-@schedule("conv1d", "conv2d", "conv3d", dtypes=DTYPES, usage=compute_usage, search_if=is_promising)
+@schedule(
+    *("conv1d", "conv2d", "conv3d"),
+    dtypes=DTYPES,
+    usage=compute_usage,
+    search_if=is_promising,
+    features=ALL_FEATURES,
+)
 def implicit_gemm(s: Schedule, w: Conv, k: Knobs) -> Schedule:
     """Tile channels and pixels as (block, virtual thread, thread, local) and reductions as (step, tap)."""
     f, p = (axis.extent for axis in make_tiled_axes(w).output)

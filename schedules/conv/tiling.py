@@ -12,6 +12,7 @@ from tvm.s_tir import Schedule
 from tvmconv.registry import schedule
 from tvmconv.space import Knobs
 from tvmconv.workloads import Conv2d
+from tvmconv.workloads.features import ALL_FEATURES
 
 from ..primitives import bind, bind_grid, block_loops, cooperative_copy, order_channels_innermost, split_tiles
 from .axis_tiles import AxisTiles, declare_tile_knobs
@@ -25,7 +26,7 @@ REDUCTION_FACTORS = {  # a step is staged in shared memory, a substep in registe
 }
 
 
-@schedule("conv2d", dtypes=DTYPES)
+@schedule("conv2d", dtypes=DTYPES, features=ALL_FEATURES)
 def tiling(s: Schedule, w: Conv2d, k: Knobs) -> None:
     """Tile outputs as (block, thread, local) and reductions as (step, substep, tap)."""
     tile_convolution(s, w, declare_tile_knobs(k, w, OUTPUT_FACTORS, REDUCTION_FACTORS))

@@ -16,6 +16,7 @@ from tvm.s_tir import Schedule
 from tvmconv.registry import schedule
 from tvmconv.space import Knobs
 from tvmconv.workloads import Conv2d
+from tvmconv.workloads.features import ALL_FEATURES
 
 from .axis_tiles import declare_tile_knobs
 from .columns import COLUMN_REDUCTION_FACTORS
@@ -29,7 +30,7 @@ OUTPUT_FACTORS = {
 }
 
 
-@schedule("conv2d", dtypes=DTYPES)
+@schedule("conv2d", dtypes=DTYPES, features=ALL_FEATURES)
 def vthread(s: Schedule, w: Conv2d, k: Knobs) -> None:
     """Tile outputs as (block, virtual thread, thread, local) and reductions as (step, substep, tap)."""
     tile_convolution(s, w, declare_tile_knobs(k, w, OUTPUT_FACTORS, COLUMN_REDUCTION_FACTORS))

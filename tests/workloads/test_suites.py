@@ -16,6 +16,7 @@ NETWORKS = {
     "convnext_tiny": (22 + 36, 4.455e9),
     "sd_vae_decoder": (36 + 4, 1.240e12),
     "sd_unet": (98, 221.97e9),
+    "video_vae": (2 * 38, 22.311e12),
 }
 
 
@@ -53,6 +54,13 @@ def test_suites_of_filters_have_no_batch(name):
 
 # Sizes from the models' own code: ultralytics 8 (yolov8s at 640), diffusers (sd_… at 512), torchvision (others at 224).
 LAYERS = {
+    "video_vae": {
+        "480p.mid.res0.conv1": "conv3d:1x384x1x60x104,384x384x3x3x3,s1,p0x1x1,c2",
+        "480p.up0.time_conv": "conv3d:1x384x1x60x104,768x384x3x1x1,s1,p0,c2",
+        "480p.up1.res0.conv1": "conv3d:1x192x2x120x208,384x192x3x3x3,s1,p0x1x1,c2",
+        "720p.up2.upsample": "conv3d:1x192x4x360x640,96x192x1x3x3,s1,p0x1x1,up1x2x2",
+        "720p.conv_out": "conv3d:1x96x4x720x1280,3x96x3x3x3,s1,p0x1x1,c2",
+    },
     "yolov8s": {
         "0.conv": "conv2d:1x3x640x640,32x3x3x3,s2,p1",
         "2.m0.cv1": "conv2d:1x32x160x160,32x32x3x3,s1,p1",

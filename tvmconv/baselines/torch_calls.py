@@ -133,7 +133,7 @@ def list_calls_in_layout(w: Conv, layout: str) -> list[TorchConvCall]:
     """Return the calls that compute a convolution in one layout: unfused, and fused if supported."""
     if isinstance(w, Conv1d):
         return [_make_signal_call(w, call, layout) for call in list_calls_in_layout(_make_one_row_conv(w), layout)]
-    can_fuse = w.spatial_ndim == 2 and w.epilogue in FUSED_FUNCTIONS and w.pad_low == w.pad_high
+    can_fuse = w.spatial_ndim == 2 and w.epilogue in FUSED_FUNCTIONS and w.pad_low == w.pad_high and w.reads_x_only
     return [_make_conv_call(w, layout, fused=fused) for fused in ((False, True) if can_fuse else (False,))]
 
 
@@ -147,6 +147,7 @@ def _make_one_row_conv(w: Conv1d) -> Conv2d:
         stride=(1, *w.stride),
         padding=(0, pad_low, 0, pad_high),
         dilation=(1, *w.dilation),
+        upsample=(1, *w.upsampling),
     )
 
 
@@ -204,16 +205,20 @@ def _make_conv_call(w: Conv, layout: str, *, fused: bool) -> TorchConvCall:
             copy_to_layout(_move_channels_second(w.input_layout, x), input_layout),
             copy_to_layout(_move_channels_second(w.input_layout, k), layout),
             *(
-                copy_to_layout(_move_channels_second(w.output_layout, value), output_layout)
-                if value.dim() > 1
-                else value
-                for value in values_by_name.values()
+                copy_to_layout(_move_channels_second(w.input_layout, value), input_layout)
+                if name == w.CACHE
+                else prepare_argument(value)
+                for name, value in values_by_name.items()
             ),
             *([x.new_zeros(w.O)] if needs_zero_bias else []),
         )
 
     def compute(x: Any, k: Any, *others: Any) -> Any:
         values_by_name = dict(zip(input_names, others, strict=True))
+        if w.cached_frames:
+            x = torch.cat([values_by_name[w.CACHE], x], dim=2)
+        if max(w.upsampling) > 1:
+            x = functional.interpolate(x, scale_factor=tuple(map(float, w.upsampling)), mode="nearest")
         if not is_symmetric:
             x = functional.pad(x, sides)
         y = convolve(x, k, values_by_name["bias"] if leading_bias else None, **options)
@@ -239,6 +244,10 @@ def _make_conv_call(w: Conv, layout: str, *, fused: bool) -> TorchConvCall:
         return (y.movedim(1, -1) if w.output_layout == CHANNELS_LAST else y).contiguous()
 
     notes = [] if is_symmetric else ["padded by a kernel of its own"]
+    if w.cached_frames:
+        notes.append("concatenated with cached frames by a kernel of its own")
+    if max(w.upsampling) > 1:
+        notes.append("upsampled by a kernel of its own")
     if w.is_depthwise:
         notes.append("depthwise, for which PyTorch may choose a kernel of its own")
     if fused:

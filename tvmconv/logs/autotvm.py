@@ -54,7 +54,8 @@ def encode_task(workload: Workload, schedule: str) -> tuple[str, list[Any]]:
 
 def _is_autotvm_compatible(workload: Conv2d) -> bool:
     """Return whether AutoTVM's NCHW templates can compute a workload."""
-    return workload.layout == CHANNELS_FIRST and not workload.epilogue and workload.dtype == workload.storage
+    has_plain_arrays = workload.layout == CHANNELS_FIRST and workload.dtype == workload.storage
+    return has_plain_arrays and not workload.epilogue and not workload.required_features
 
 
 def decode_task(task: str, args: Sequence[Any]) -> tuple[Workload, str]:

@@ -19,10 +19,11 @@ if tuple(map(int, _torch.__version__.split("+")[0].split(".")[:2])) < (2, 4):
     raise ModelError(f'PyTorch {_torch.__version__} is too old: pip install "torch>=2.4"')
 
 from tvmconv.torch.archive import load
+from tvmconv.torch.causal import CausalConv3d
 from tvmconv.torch.model import Optimized
 from tvmconv.torch.optimize import optimize
 from tvmconv.torch.report import Report
 from tvmconv.torch.training import get_training_report, tune
 from tvmconv.torch.training_report import TrainingReport
 
-__all__ = ["Optimized", "Report", "TrainingReport", "get_training_report", "load", "optimize", "tune"]
+__all__ = ["CausalConv3d", "Optimized", "Report", "TrainingReport", "get_training_report", "load", "optimize", "tune"]

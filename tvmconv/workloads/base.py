@@ -74,6 +74,11 @@ class Workload(Protocol):
         """Names of the operations on each sum before it is stored, in order; see `tvmconv.workloads.epilogue`."""
 
     @property
+    def required_features(self) -> tuple[str, ...]:
+        """Properties that a schedule has to support explicitly, among `tvmconv.workloads.features.ALL_FEATURES`."""
+        return ()
+
+    @property
     def argument_names(self) -> tuple[str, ...]:
         """Names of the kernel's arguments, inputs first and the output last."""
 

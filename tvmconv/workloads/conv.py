@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING, Any
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 
 from tvmconv.errors import WorkloadError
-from tvmconv.workloads import conv_reference, dtypes, epilogue, layout, pixel_sample, quantization
+from tvmconv.workloads import conv_reference, dtypes, epilogue, layout, pixel_sample, quantization, text
 from tvmconv.workloads.base import OutputSample
-from tvmconv.workloads.conv_operator import ConvOperator
+from tvmconv.workloads.conv_operator import ConvOperator, format_sizes
 from tvmconv.workloads.text import quote
 
 if TYPE_CHECKING:
@@ -24,6 +25,10 @@ MIN_ALLOWED_ERROR = 1e-30  # a window inside the padding sums to exactly zero; a
 class Conv(ConvOperator):
     """A convolution Y of images X with kernels K; `ConvGeometry` documents its fields and its formula."""
 
+    OPTION_NAMES: ClassVar[tuple[str, ...]] = (*ConvOperator.OPTION_NAMES, "upsample")
+    OPTION_TEXTS: ClassVar[dict[str, str]] = {**ConvOperator.OPTION_TEXTS, "upsample": "up", "cached_frames": "c"}
+    MAX_ELEMENTS: ClassVar[int] = text.MAX_ELEMENTS
+
     # Element type of Y, and of arguments like Y, if operands have 8 bits. The empty text stands for the default of
     # `quantization.select_output_dtype`, and for the type of other operands.
     out_dtype: str
@@ -31,6 +36,10 @@ class Conv(ConvOperator):
     def __post_init__(self) -> None:
         super().__post_init__()
         if dtypes.DTYPES[self.dtype].has_8_bits:
+            if not self.reads_x_only:
+                raise WorkloadError(
+                    f"{dtypes.DTYPES[self.dtype].text}: options c and up need operands of 16 or 32 bits"
+                )
             num_products = math.prod(self.weight_shape[1:])
             quantization.validate_output(self.dtype, self.epilogue, self.output_dtype, num_products)
             if self.out_dtype == quantization.select_output_dtype(self.dtype, self.epilogue):
@@ -60,7 +69,7 @@ class Conv(ConvOperator):
             self.output_dtype if operation.argument_kind == "output" else dtypes.ACCUMULATOR
             for operation in self.argument_ops
         )
-        return self.storage, self.storage, *read, self.output_dtype
+        return *[self.storage] * self.num_operands, *read, self.output_dtype
 
     @property
     def tolerance(self) -> float:
@@ -75,15 +84,21 @@ class Conv(ConvOperator):
         size = quantization.get_sum_size(self.dtype, math.prod(self.weight_shape[1:]))
         is_scaled = any(op.draw for op in self.argument_ops)
         arguments = []
-        for op, numbers in zip(self.argument_ops, arrays[2:], strict=True):
+        for op, numbers in zip(self.argument_ops, arrays[self.num_operands :], strict=True):
             arguments.append(op.draw(numbers, size, self.output_dtype) if op.draw else numbers)
             size = 1.0 if op.draw else size
-        operands = (quantization.reduce_operand(x, self.output_dtype, is_scaled=is_scaled) for x in arrays[:2])
+        operands = (
+            quantization.reduce_operand(x, self.output_dtype, is_scaled=is_scaled) for x in arrays[: self.num_operands]
+        )
         return *operands, *arguments
 
     def _format_more_options(self) -> list[str]:
-        options = {stored: text for text, stored in quantization.OUT_DTYPES.items()}
-        return [options[self.out_dtype]] if self.out_dtype else []
+        options = {stored: name for name, stored in quantization.OUT_DTYPES.items()}
+        return [
+            *([f"c{self.cached_frames}"] if self.cached_frames else []),
+            *([f"up{format_sizes(self.upsample)}"] if max(self.upsample) > 1 else []),
+            *([options[self.out_dtype]] if self.out_dtype else []),
+        ]
 
     @classmethod
     def _parse_option(cls, piece: str) -> tuple[str, Any]:
@@ -92,6 +107,15 @@ class Conv(ConvOperator):
         if piece.startswith(quantization.OUT_PREFIX):
             raise WorkloadError(f"{quote(piece)}: expected one of {', '.join(quantization.OUT_DTYPES)}")
         return super()._parse_option(piece)
+
+    def _assemble_input(self, inputs: Sequence[NDArray[Any]], *, upsamples: bool = True) -> NDArray[Any]:
+        """Return what windows read, of shape (N, C, space): cached frames, then X, upsampled unless not `upsamples`."""
+        x = layout.move_channels_second(self.input_layout, inputs[0])
+        if self.cached_frames:
+            x = np.concatenate([layout.move_channels_second(self.input_layout, inputs[2]), x], axis=2)
+        for axis, factor in enumerate(self.upsample if upsamples else (), 2):
+            x = x.repeat(factor, axis) if factor > 1 else x
+        return x
 
     def reference(self, *inputs: NDArray[Any]) -> NDArray[np.float64]:
         """Compute the correct Y in float64 from all other arguments, in memory order.
@@ -108,10 +132,10 @@ class Conv(ConvOperator):
             >>> w.reference(*w.inputs(seed=0)).shape
             (1, 6, 8, 8)
         """
-        x, k = (layout.move_channels_second(self.input_layout, array) for array in inputs[:2])
+        x, k = self._assemble_input(inputs), layout.move_channels_second(self.input_layout, inputs[1])
         y = conv_reference.convolve(x, k, self.stride, self.padding, self.dilation, self.groups)
         arguments = {}
-        for operation, array in zip(self.argument_ops, inputs[2:], strict=True):
+        for operation, array in zip(self.argument_ops, inputs[self.num_operands :], strict=True):
             if not operation.reads_argument:
                 continue
             widened = array.astype(np.float64)
@@ -175,9 +199,11 @@ class Conv(ConvOperator):
             each == layout.CHANNELS_LAST for each in (self.input_layout, self.output_layout)
         )
         x, weight = inputs[:2]
+        if self.cached_frames:
+            x = layout.to_storage_layout(self.input_layout, self._assemble_input(inputs, upsamples=False))
         geometry = self.output_size, self.stride, self.pad_low, self.dilation
         sums, scales = conv_reference.convolve_pixels(
-            x, weight, pixels, *geometry, self.groups, channels_last=reads_channels_last
+            x, weight, pixels, *geometry, self.groups, self.upsample, channels_last=reads_channels_last
         )
         size = math.prod(self.output_size)
         image, position = pixels[:, None] // size, pixels[:, None] % size
@@ -189,7 +215,7 @@ class Conv(ConvOperator):
             operation.name: dtypes.widen_to_float64(
                 array if operation.argument_kind != "output" else array.ravel()[positions]
             )
-            for operation, array in zip(self.argument_ops, inputs[2:], strict=True)
+            for operation, array in zip(self.argument_ops, inputs[self.num_operands :], strict=True)
             if operation.reads_argument
         }
 

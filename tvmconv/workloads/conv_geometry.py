@@ -8,14 +8,16 @@ from typing import TYPE_CHECKING, ClassVar
 import numpy as np
 
 from tvmconv.errors import WorkloadError
-from tvmconv.workloads import dtypes, epilogue, layout
+from tvmconv.workloads import dtypes, epilogue, features, layout
 from tvmconv.workloads.base import Workload
-from tvmconv.workloads.text import check_elements, join_sizes, validate_integers
+from tvmconv.workloads.text import MAX_INT32_ELEMENTS, MAX_PIXELS, check_elements, join_sizes, validate_integers
 
 if TYPE_CHECKING:
     from tvmconv.workloads.epilogue import EpilogueOp
 
 Sizes = tuple[int, ...]
+
+SCALAR_OPTIONS = ("groups", "cached_frames")  # options of one integer
 
 
 class ConvGeometry(Workload):
@@ -41,6 +43,8 @@ class ConvGeometry(Workload):
     OPTION_TEXTS: ClassVar[dict[str, str]] = {"stride": "s", "padding": "p", "dilation": "d", "groups": "g"}
     OPERANDS: ClassVar[tuple[str, str]] = ("X", "K")  # names of the arguments that are multiplied
     RESULT: ClassVar[str] = "Y"  # name of the argument that is computed
+    CACHE: ClassVar[str] = "cache"  # name of the argument with cached frames
+    MAX_ELEMENTS: ClassVar[int] = MAX_INT32_ELEMENTS  # limit of X, of Y and of the arguments of the epilogue
     LAYOUTS: ClassVar[tuple[str, ...]] = layout.LAYOUTS  # layouts that the operator accepts
     WEIGHT_AXES: ClassVar[tuple[str, str]] = ("O", "C")  # channels of the weight's first axis, and of its second
 
@@ -61,6 +65,10 @@ class ConvGeometry(Workload):
     layout: str
     # Names of the operations on each sum before it is stored, in order; the constructor also takes one name.
     epilogue: tuple[str, ...]
+    # Frames before those of X along the first spatial axis, which are in the argument `cache`; 0 without it.
+    cached_frames: int = 0
+    # Factor of the nearest-neighbor upsampling of the input along each spatial axis; empty for operators without it.
+    upsample: Sizes = ()
 
     def __post_init__(self) -> None:
         for name in ("N", "C", *self.SPACE, "O", *self.KERNEL):
@@ -78,7 +86,7 @@ class ConvGeometry(Workload):
             )
         self._check_sizes()
         for name, shape in zip(self.argument_names, self.argument_shapes, strict=True):
-            check_elements(name, shape)
+            check_elements(name, shape, MAX_INT32_ELEMENTS if name == self.OPERANDS[1] else self.MAX_ELEMENTS)
         self._check_views()
 
     def _check_sizes(self) -> None:
@@ -91,7 +99,13 @@ class ConvGeometry(Workload):
 
     def _check_views(self) -> None:
         """Raise WorkloadError if a tensor that the declaration derives from an argument is too large."""
-        check_elements("the padded X", self.padded_shape)
+        check_elements("the padded X", self.padded_shape, self.MAX_ELEMENTS)
+        for name, (images, _, *space) in (("the padded X", self.padded_shape), ("Y", self.output_shape)):
+            if math.prod((images, *space)) > MAX_PIXELS:
+                raise WorkloadError(
+                    f"{name} has {math.prod((images, *space))} pixels: expected at most {MAX_PIXELS}, so that they "
+                    "have 32-bit numbers"
+                )
 
     @classmethod
     def allowed_lengths(cls, option: str) -> tuple[int, ...]:
@@ -106,16 +120,16 @@ class ConvGeometry(Workload):
             (1, 2, 4)
         """
         spatial_ndim = len(cls.SPACE)
-        if option == "groups":
+        if option in SCALAR_OPTIONS:
             return (1,)
         return tuple(dict.fromkeys((1, spatial_ndim, 2 * spatial_ndim) if option == "padding" else (1, spatial_ndim)))
 
     def _normalize_field(self, name: str, lengths: tuple[int, ...]) -> None:
         """Check a field's integers and repeat a short form such as `padding=1` up to the longest allowed length."""
-        minimum = 0 if "padding" in name else 1
+        minimum = 0 if "padding" in name or name == "cached_frames" else 1
         values = validate_integers(name, getattr(self, name), lengths, minimum)
         numbers = values * (lengths[-1] // len(values))
-        is_scalar = name not in self.OPTION_NAMES or name == "groups"
+        is_scalar = name not in self.OPTION_NAMES or name in SCALAR_OPTIONS
         object.__setattr__(self, name, numbers[0] if is_scalar else numbers)
 
     @property
@@ -124,9 +138,25 @@ class ConvGeometry(Workload):
         return len(self.SPACE)
 
     @property
-    def input_size(self) -> Sizes:
-        """Sizes of the input along the spatial axes."""
+    def x_size(self) -> Sizes:
+        """Sizes of X along the spatial axes."""
         return tuple(getattr(self, name) for name in self.SPACE)
+
+    @property
+    def stored_size(self) -> Sizes:
+        """Sizes of the input in memory along the spatial axes: cached frames, then X."""
+        first, *others = self.x_size
+        return first + self.cached_frames, *others
+
+    @property
+    def upsampling(self) -> Sizes:
+        """Factor of the upsampling along each spatial axis, 1 without it."""
+        return self.upsample or (1,) * self.spatial_ndim
+
+    @property
+    def input_size(self) -> Sizes:
+        """Sizes of the input that windows read along the spatial axes: cached frames and X, upsampled."""
+        return tuple(size * factor for size, factor in zip(self.stored_size, self.upsampling, strict=True))
 
     @property
     def kernel(self) -> Sizes:
@@ -167,9 +197,42 @@ class ConvGeometry(Workload):
         return self.output_size[-1]
 
     @property
-    def input_shape(self) -> Sizes:
+    def x_shape(self) -> Sizes:
         """Shape of X: (N, C, space)."""
+        return self.N, self.C, *self.x_size
+
+    @property
+    def cache_shape(self) -> Sizes:
+        """Shape of the cached frames: (N, C, space)."""
+        return self.N, self.C, self.cached_frames, *self.x_size[1:]
+
+    @property
+    def input_shape(self) -> Sizes:
+        """Shape of the input that windows read, (N, C, space): X, unless there are cached frames or upsampling."""
         return self.N, self.C, *self.input_size
+
+    @property
+    def required_features(self) -> tuple[str, ...]:
+        """Properties that a schedule has to support explicitly, among `tvmconv.workloads.features.ALL_FEATURES`."""
+        return tuple(
+            name
+            for name, is_required in (
+                (features.LARGE_TENSORS, self.has_large_tensors),
+                (features.CACHED_FRAMES, self.cached_frames > 0),
+                (features.UPSAMPLING, max(self.upsampling) > 1),
+            )
+            if is_required
+        )
+
+    @property
+    def reads_x_only(self) -> bool:
+        """Whether windows read X as it is, without cached frames before it and without upsampling."""
+        return not self.cached_frames and max(self.upsampling) == 1
+
+    @property
+    def has_large_tensors(self) -> bool:
+        """Whether offsets in an argument, or in the padded input, need 64 bits."""
+        return any(math.prod(shape) > MAX_INT32_ELEMENTS for shape in (*self.argument_shapes, self.padded_shape))
 
     @property
     def padded_shape(self) -> Sizes:
@@ -208,16 +271,21 @@ class ConvGeometry(Workload):
 
     @property
     def argument_names(self) -> tuple[str, ...]:
-        """The operands (X, K), the arguments of the epilogue in its order, and the result (Y)."""
-        return *self.OPERANDS, *(operation.name for operation in self.argument_ops), self.RESULT
+        """The operands (X, K), cached frames, the arguments of the epilogue in its order, and the result (Y)."""
+        cache = (self.CACHE,) if self.cached_frames else ()
+        return *self.OPERANDS, *cache, *(operation.name for operation in self.argument_ops), self.RESULT
 
     @property
     def argument_shapes(self) -> tuple[Sizes, ...]:
         """Shapes of the arguments in memory order."""
-        x, k = (layout.to_storage_order(self.input_layout, shape) for shape in (self.input_shape, self.weight_shape))
+        x, k, cache = (
+            layout.to_storage_order(self.input_layout, shape)
+            for shape in (self.x_shape, self.weight_shape, self.cache_shape)
+        )
+        operands = (x, k, cache) if self.cached_frames else (x, k)
         y = layout.to_storage_order(self.output_layout, self.output_shape)
         shapes = {"output": y, "channel": (self.O,), "tensor": (1,), "stats": (2, self.O)}
-        return x, k, *(shapes[operation.argument_kind or ""] for operation in self.argument_ops), y
+        return *operands, *(shapes[operation.argument_kind or ""] for operation in self.argument_ops), y
 
     @property
     def argument_dtypes(self) -> tuple[str, ...]:
@@ -226,7 +294,12 @@ class ConvGeometry(Workload):
             self.storage if operation.argument_kind == "output" else dtypes.ACCUMULATOR
             for operation in self.argument_ops
         )
-        return self.storage, self.storage, *read, self.storage
+        return *(self.storage,) * self.num_operands, *read, self.storage
+
+    @property
+    def num_operands(self) -> int:
+        """Number of arguments before those of the epilogue: X, K and, if there are, cached frames."""
+        return 3 if self.cached_frames else 2
 
     @property
     def is_depthwise(self) -> bool:
@@ -248,21 +321,28 @@ class ConvGeometry(Workload):
         Elements of X that the stride skips, and taps of K that only meet padding, are unused.
         """
         axes = zip(
-            self.input_size, self.kernel, self.output_size, self.stride, self.dilation, self.pad_low, strict=True
+            *(self.stored_size, self.upsampling, self.kernel, self.output_size, self.stride, self.dilation),
+            self.pad_low,
+            strict=True,
         )
         used_positions, taps = zip(*(_count_used(*axis) for axis in axes), strict=True)
         num_used_elements = [
             self.N * self.C * math.prod(used_positions),
             math.prod(self.weight_shape[:2]) * math.prod(taps),
         ]
-        elements = [*num_used_elements, *map(math.prod, self.argument_shapes[2:])]
-        sizes = (dtypes.get_numpy_dtype(dtype).itemsize for dtype in self.argument_dtypes)
+        elements = [*num_used_elements, *map(math.prod, self.argument_shapes[self.num_operands :])]
+        operand_dtypes, other_dtypes = self.argument_dtypes[:2], self.argument_dtypes[self.num_operands :]
+        sizes = (dtypes.get_numpy_dtype(dtype).itemsize for dtype in (*operand_dtypes, *other_dtypes))
         return sum(count * size for count, size in zip(elements, sizes, strict=True))
 
 
-def _count_used(size: int, kernel: int, output_size: int, stride: int, dilation: int, pad_low: int) -> tuple[int, int]:
-    """Return how many of an axis's `size` positions any window reads, and how many of its `kernel` taps read any."""
-    positions = np.zeros(size, bool)
+def _count_used(
+    stored_size: int, factor: int, kernel: int, output_size: int, stride: int, dilation: int, pad_low: int
+) -> tuple[int, int]:
+    """Return how many of an axis's positions in memory any window reads, and how many of its `kernel` taps read any.
+    Windows read each of the `stored_size` positions `factor` times.
+    """
+    positions = np.zeros(stored_size * factor, bool)
     taps = 0
     for tap in range(kernel):
         first = tap * dilation - pad_low  # input position that the first window's tap reads
@@ -270,4 +350,4 @@ def _count_used(size: int, kernel: int, output_size: int, stride: int, dilation:
         positions_read = positions[first if first >= 0 else first % stride : stop : stride]
         positions_read[:] = True
         taps += bool(positions_read.size)
-    return int(np.count_nonzero(positions)), taps
+    return int(np.count_nonzero(positions.reshape(stored_size, factor).any(axis=1))), taps

@@ -61,7 +61,7 @@ class ConvOperator(ConvGeometry):
             >>> x.shape, k.shape, str(x.dtype)
             ((1, 4, 8, 8), (6, 4, 3, 3), 'float32')
         """
-        rounding_dtypes = [self.dtype, self.dtype, *self.argument_dtypes[2:-1]]
+        rounding_dtypes = [*[self.dtype] * self.num_operands, *self.argument_dtypes[self.num_operands : -1]]
         arrays = list(zip(self.argument_shapes, rounding_dtypes, strict=False))
         if not self.returns_stats:
             return self._fit_inputs(random_inputs.draw_normal(seed, arrays))
@@ -76,7 +76,7 @@ class ConvOperator(ConvGeometry):
         """Canonical text, such as `conv2d:1x64x56x56,64x64x3x3,s1,p1`; without the defaults d1, g1, f32 and nchw."""
         padding = format_sizes(self.pad_low) if self.pad_low == self.pad_high else join_sizes(self.padding)
         pieces = [
-            join_sizes(self.input_shape),
+            join_sizes(self.x_shape),
             join_sizes(self.weight_shape),
             f"s{format_sizes(self.stride)}",
             f"p{padding}",

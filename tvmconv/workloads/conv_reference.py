@@ -98,13 +98,14 @@ def convolve_pixels(
     pad_low: Sizes,
     dilation: Sizes,
     groups: int,
+    upsample: Sizes,
     *,
     channels_last: bool,
 ) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
     """Convolve at some pixels: gather their windows in chunks and multiply them by all filters. Input and weight are in
-    memory order. Pixels are ascending numbers of output positions (n, p). Returns the sums (pixels, O) and their
-    typical sizes (pixels, O). A typical size is the root mean square of the sum over all orders of the elements of
-    window and filter, ‖window‖ · ‖filter‖ / √(elements).
+    memory order, and windows read each position of the input `upsample` times. Pixels are ascending numbers of output
+    positions (n, p). Returns the sums (pixels, O) and their typical sizes (pixels, O). A typical size is the root mean
+    square of the sum over all orders of the elements of window and filter, ‖window‖ · ‖filter‖ / √(elements).
     """
     spatial_ndim, filters, length = len(stride), len(k), math.prod(k.shape[1:])
     space, kernel = (x.shape[1:-1], k.shape[1:-1]) if channels_last else (x.shape[2:], k.shape[2:])
@@ -121,8 +122,9 @@ def convolve_pixels(
         for axis in range(spatial_ndim):
             start = pixel_indices[axis + 1][chunk] * stride[axis] - pad_low[axis]
             position = start[:, None] + tap_indices[axis] * dilation[axis]
-            is_inside &= (position >= 0) & (position < space[axis])
-            flat_positions = flat_positions * space[axis] + position.clip(0, space[axis] - 1)
+            stored = position // upsample[axis] if upsample[axis] > 1 else position
+            is_inside &= (stored >= 0) & (stored < space[axis])
+            flat_positions = flat_positions * space[axis] + stored.clip(0, space[axis] - 1)
         if channels_last:
             windows = _gather_channels_last(x, image, flat_positions, is_inside)
             windows = windows.reshape(len(image), taps, groups, -1).transpose(2, 1, 3, 0)

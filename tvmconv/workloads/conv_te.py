@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
@@ -30,8 +29,11 @@ def declare(w: ConvGeometry, convolve: SumDeclaration | None = None) -> tuple[te
     """
     arguments = zip(w.argument_names, w.argument_shapes, w.argument_dtypes, strict=True)
     *tensors, (_, shape, dtype) = arguments
-    inputs = {name: te.placeholder(shape, get_tir_dtype(dtype), name=name) for name, shape, dtype in tensors}
-    total = (convolve or functools.partial(_declare_sum, w))(inputs["X"], inputs["K"])
+    inputs = {
+        name: te.placeholder(to_extents(w, shape), get_tir_dtype(dtype), name=name) for name, shape, dtype in tensors
+    }
+    cache = inputs.get(w.CACHE)
+    total = convolve(inputs["X"], inputs["K"]) if convolve else _declare_sum(w, inputs["X"], inputs["K"], cache)
     filters, argument_dtypes = w.O // w.groups, dict(zip(w.argument_names, w.argument_dtypes, strict=True))
 
     def compute_output(*indices: tirx.Var) -> tirx.Expr:
@@ -50,12 +52,17 @@ def declare(w: ConvGeometry, convolve: SumDeclaration | None = None) -> tuple[te
         return quantization.convert_expression(value, dtype)
 
     Y = te.compute(
-        shape,
+        to_extents(w, shape),
         compute_output,
         name="Y",
         varargs_names=list(to_storage_order(w.output_layout, ("n", "o", *OUTPUT_AXES[w.spatial_ndim]))),
     )
     return (*inputs.values(), Y)
+
+
+def to_extents(w: ConvGeometry, shape: Sequence[int]) -> Sequence[int | tirx.IntImm]:
+    """Return a shape for TVM, whose indices have the dtype of the extents: int64 if there are large tensors."""
+    return [tirx.IntImm("int64", size) for size in shape] if w.has_large_tensors else shape
 
 
 def _move_channels_second(w: ConvGeometry, indices: IndexExprs) -> IndexExprs:
@@ -65,23 +72,34 @@ def _move_channels_second(w: ConvGeometry, indices: IndexExprs) -> IndexExprs:
     return [indices[order.index(axis)] for axis in axes]
 
 
-def declare_padded(w: ConvGeometry, X: te.Tensor) -> te.Tensor:
-    """Declare X by group with its zeros; only sides that have padding are tested. The tensor ends with the last window.
-    If a stride skips the rows behind it, TVM's tiles would otherwise read them too.
+def declare_padded(w: ConvGeometry, X: te.Tensor, cache: te.Tensor | None = None) -> te.Tensor:
+    """Declare the input by group with its zeros; only sides that have padding are tested. The tensor ends with the last
+    window. If a stride skips the rows behind it, TVM's tiles would otherwise read them too. The input is X, after the
+    frames of `cache` if there are, upsampled.
     """
     channels = w.C // w.groups
     padded_size = [(n - 1) * s + window for n, s, window in zip(w.output_size, w.stride, w.window, strict=True)]
     pad_high = [n - pad_low - size for n, pad_low, size in zip(padded_size, w.pad_low, w.input_size, strict=True)]
 
+    def read_stored(first_indices: IndexExprs, frame: tirx.Expr, *others: tirx.Expr) -> tirx.Expr:
+        if cache is None:
+            return X(*to_storage_order(w.input_layout, (*first_indices, frame, *others)))
+        cached = cache(*to_storage_order(w.input_layout, (*first_indices, frame, *others)))
+        new = X(*to_storage_order(w.input_layout, (*first_indices, frame - w.cached_frames, *others)))
+        return te.if_then_else(frame < w.cached_frames, cached, new)
+
     def read_input(n: tirx.Var, g: tirx.Var, c: tirx.Var, *position: tirx.Var) -> tirx.Expr:
         sides = zip(position, w.pad_low, pad_high, w.input_size, strict=True)
         tests = [test for i, low, high, size in sides for test in _make_bounds_tests(i, low, high, size)]
-        unpadded_position = (i - low for i, low in zip(position, w.pad_low, strict=True))
-        value = X(*to_storage_order(w.input_layout, (n, g * channels + c, *unpadded_position)))
+        unpadded_position = [i - low for i, low in zip(position, w.pad_low, strict=True)]
+        stored_position = [
+            i // factor if factor > 1 else i for i, factor in zip(unpadded_position, w.upsampling, strict=True)
+        ]
+        value = read_stored((n, g * channels + c), *stored_position)
         return te.if_then_else(te.all(*tests), value, tirx.const(0, get_tir_dtype(w.storage))) if tests else value
 
     return te.compute(
-        (w.N, w.groups, channels, *padded_size),
+        to_extents(w, (w.N, w.groups, channels, *padded_size)),
         lambda *indices: read_input(*indices),
         name="padded",
         varargs_names=["n", "g", "c", *INPUT_AXES[w.spatial_ndim]],
@@ -97,22 +115,23 @@ def declare_weight(w: ConvGeometry, K: te.Tensor) -> te.Tensor:
     """Declare K by group."""
     filters = w.O // w.groups
     return te.compute(
-        (w.groups, filters, *w.weight_shape[1:]),
+        to_extents(w, (w.groups, filters, *w.weight_shape[1:])),
         lambda g, o, *taps: K(*to_storage_order(w.input_layout, (g * filters + o, *taps))),
         name="weight",
         varargs_names=["rc", *TAP_AXES[w.spatial_ndim]],
     )
 
 
-def _declare_sum(w: ConvGeometry, X: te.Tensor, K: te.Tensor) -> te.Tensor:
-    return declare_products(w, declare_padded(w, X), declare_weight(w, K))
+def _declare_sum(w: ConvGeometry, X: te.Tensor, K: te.Tensor, cache: te.Tensor | None) -> te.Tensor:
+    return declare_products(w, declare_padded(w, X, cache), declare_weight(w, K))
 
 
 def declare_products(w: ConvGeometry, images: te.Tensor, filters: te.Tensor) -> te.Tensor:
     """Declare `sum` from `padded` and `weight`: products over input channels and taps; both are widened first."""
     accumulator = DTYPES[w.dtype].accumulator
     names = ("rc", *TAP_AXES[w.spatial_ndim])
-    rc, *taps = (te.reduce_axis((0, size), name) for size, name in zip(w.weight_shape[1:], names, strict=True))
+    extents = to_extents(w, w.weight_shape[1:])
+    rc, *taps = (te.reduce_axis((0, size), name) for size, name in zip(extents, names, strict=True))
 
     def convolve(n: tirx.Var, g: tirx.Var, o: tirx.Var, *position: tirx.Var) -> tirx.Expr:
         input_position = (i * s + r * d for i, s, r, d in zip(position, w.stride, taps, w.dilation, strict=True))
@@ -123,4 +142,4 @@ def declare_products(w: ConvGeometry, images: te.Tensor, filters: te.Tensor) -> 
 
     shape = (w.N, w.groups, w.O // w.groups, *w.output_size)
     axes = ["n", "g", "o", *OUTPUT_AXES[w.spatial_ndim]]
-    return te.compute(shape, lambda *indices: convolve(*indices), name="sum", varargs_names=axes)
+    return te.compute(to_extents(w, shape), lambda *indices: convolve(*indices), name="sum", varargs_names=axes)

@@ -15,7 +15,7 @@ import numpy as np
 from tvmconv.errors import WorkloadError
 from tvmconv.workloads import epilogue
 from tvmconv.workloads.base import Workload
-from tvmconv.workloads.text import check_elements, join_sizes, quote, validate_integers
+from tvmconv.workloads.text import MAX_INT32_ELEMENTS, check_elements, join_sizes, quote, validate_integers
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -70,7 +70,7 @@ class Filter(Workload):
             raise WorkloadError(
                 f"mask {quote(join_sizes(self.mask_shape))}: expected odd sizes, so that the mask has a center"
             )
-        check_elements("the padded X", self.padded_shape)
+        check_elements("the padded X", self.padded_shape, MAX_INT32_ELEMENTS)
 
     @abstractmethod
     def element_index(self, row: Any, element: Any) -> tuple[Any, ...]:

@@ -8,10 +8,11 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Iterable, Iterator
+from typing import Any
 
 from tvmconv.errors import WorkloadError
 from tvmconv.workloads.base import Workload
-from tvmconv.workloads.operators.convolutions import Conv2d
+from tvmconv.workloads.operators.convolutions import Conv2d, Conv3d
 from tvmconv.workloads.operators.masks import Filter1d, Filter2d
 from tvmconv.workloads.text import quote
 
@@ -231,6 +232,53 @@ def _yield_residual_block(conv: MakeConv, name: str, channels: int, size: int, f
         yield f"{name}.conv_shortcut", conv(channels, size, filters, kernel=1)
 
 
+def video_vae(batch: int) -> Iterator[tuple[str, Conv3d]]:
+    """Yield the decoder of Wan 2.1's video autoencoder at 480p (832×480) and 720p (1280×720), for one frame of latents
+    in the middle of a video, which becomes four frames. Each causal convolution reads two frames of its cache and then
+    the new ones. Doubled pixels are an option of the convolution behind them; the projections of attention are 1×1×1
+    convolutions here. Source: Wan Team, "Wan: Open and Advanced Large-Scale Video Generative Models", 2025, section
+    4.1; sizes as in wan/modules/vae.py of its code, and in diffusers' AutoencoderKLWan.
+    """
+    for name, height, width in (("480p", 60, 104), ("720p", 90, 160)):
+        for layer, workload in _yield_video_decoder(batch, height, width):
+            yield f"{name}.{layer}", workload
+
+
+def _yield_video_decoder(batch: int, height: int, width: int) -> Iterator[tuple[str, Conv3d]]:
+    """Yield the layers of Wan 2.1's decoder, from latents of height × width."""
+    frames, scale = 1, 1
+
+    def conv(channels: int, filters: int, kernel: tuple[int, int, int], **options: Any) -> Conv3d:
+        """Return a causal convolution at the current size; `options` are further fields."""
+        padding = (0, *(size // 2 for size in kernel[1:]))
+        sizes = (batch, channels, frames, height * scale, width * scale, filters, *kernel)
+        return Conv3d(*sizes, padding=padding, cached_frames=kernel[0] - 1, **options)
+
+    def residual_block(name: str, channels: int, filters: int) -> Iterator[tuple[str, Conv3d]]:
+        yield f"{name}.conv1", conv(channels, filters, (3, 3, 3))
+        yield f"{name}.conv2", conv(filters, filters, (3, 3, 3))
+        if channels != filters:
+            yield f"{name}.shortcut", conv(channels, filters, (1, 1, 1))
+
+    channels = 384
+    yield "conv_in", conv(16, channels, (3, 3, 3))
+    yield from residual_block("mid.res0", channels, channels)
+    yield "mid.attn.qkv", conv(channels, 3 * channels, (1, 1, 1))
+    yield "mid.attn.proj", conv(channels, channels, (1, 1, 1))
+    yield from residual_block("mid.res1", channels, channels)
+    for block, (filters, doubles_frames) in enumerate(((384, True), (384, True), (192, False), (96, False))):
+        for layer in range(3):
+            yield from residual_block(f"up{block}.res{layer}", channels, filters)
+            channels = filters
+        if doubles_frames:  # twice the channels become twice the frames
+            yield f"up{block}.time_conv", conv(channels, 2 * channels, (3, 1, 1))
+            frames *= 2
+        if block < 3:
+            yield f"up{block}.upsample", conv(channels, channels // 2, (1, 3, 3), upsample=(1, 2, 2))
+            channels, scale = channels // 2, 2 * scale
+    yield "conv_out", conv(channels, 3, (3, 3, 3))
+
+
 def filter1d(batch: int) -> Iterator[tuple[str, Filter1d]]:
     """Yield signals from one megabyte to one gigabyte, with masks up to the widest of the literature's examples."""
     _refuse_batch("filter1d", batch)
@@ -276,6 +324,7 @@ def _for_batch(walk: Callable[[MakeConv], Layers]) -> Callable[[int], Layers]:
 NETWORKS = (d2l, resnet50, vgg16, mobilenet, yolov8s, efficientnet_b0, convnext_tiny, sd_vae_decoder, sd_unet)
 SUITES: dict[str, Callable[[int], Iterable[tuple[str, Workload]]]] = {
     **{walk.__name__: _for_batch(walk) for walk in NETWORKS},
+    "video_vae": video_vae,
     "filter1d": filter1d,
     "filter2d": filter2d,
 }

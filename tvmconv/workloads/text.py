@@ -8,9 +8,12 @@ from numbers import Integral
 
 from tvmconv.errors import WorkloadError
 
-MAX_ELEMENTS = 2**31 - 1  # limit of a tensor: TVM indexes buffers with int32
+MAX_INTEGER = 2**31 - 1  # limit of a size: coordinates and numbers of pixels are int32
+MAX_INT32_ELEMENTS = 2**31 - 1  # largest tensor whose offsets are int32
+MAX_PIXELS = 2**31 - 2**16  # limit of the pixels of a tensor, so that the pixels of tiles that overhang are int32
+MAX_ELEMENTS = 2**40  # limit of a tensor, more than a GPU's memory holds
 QUOTED_LENGTH = 60
-MAX_DIGITS = 10  # number of digits of MAX_ELEMENTS
+MAX_DIGITS = 10  # number of digits of MAX_INTEGER
 
 
 def join_sizes(numbers: Sequence[int]) -> str:
@@ -43,8 +46,8 @@ def validate_integers(name: str, value: object, lengths: Sequence[int] = (1,), m
     values = tuple(value) if isinstance(value, (tuple, list)) else (value,)
     if len(values) not in lengths or any(isinstance(v, bool) or not isinstance(v, Integral) for v in values):
         raise WorkloadError(f"{name}={quote(value)}: expected {describe_count(lengths)}")
-    if any(abs(number) > MAX_ELEMENTS for number in values):
-        raise WorkloadError(f"{name} is out of range: expected at most {MAX_ELEMENTS}, the largest 32-bit index of TVM")
+    if any(abs(number) > MAX_INTEGER for number in values):
+        raise WorkloadError(f"{name} is out of range: expected at most {MAX_INTEGER}, the largest int32")
     if min(values) < minimum:
         raise WorkloadError(f"{name}={quote(value)}: expected at least {minimum}")
     return tuple(int(number) for number in values)
@@ -55,10 +58,9 @@ def describe_count(lengths: Sequence[int]) -> str:
     return f"{' or '.join(map(str, lengths))} integer{'s' if lengths[-1] > 1 else ''}"
 
 
-def check_elements(name: str, shape: Sequence[int]) -> None:
-    """Raise WorkloadError for a tensor with more elements than TVM can index."""
-    if math.prod(shape) > MAX_ELEMENTS:
+def check_elements(name: str, shape: Sequence[int], max_elements: int = MAX_ELEMENTS) -> None:
+    """Raise WorkloadError for a tensor with more elements than kernels can index."""
+    if math.prod(shape) > max_elements:
         raise WorkloadError(
-            f"{name} of {join_sizes(shape)} has {math.prod(shape)} elements: expected at most {MAX_ELEMENTS}, "
-            "the largest 32-bit index of TVM"
+            f"{name} of {join_sizes(shape)} has {math.prod(shape)} elements: expected at most {max_elements}"
         )

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from dataclasses import replace
+from dataclasses import fields, replace
 from typing import Any
 
 from tvmconv.errors import WorkloadError
@@ -107,6 +107,8 @@ def _require_forward_layer(w: Workload) -> Conv:
 
 
 def _make_gradient(forward: Conv, kind: str) -> ConvOperator:
+    if not forward.reads_x_only:
+        raise WorkloadError(f"{forward} has no gradients here: expected a convolution without options c and up")
     gradient: Any = operators()[f"{forward.operator}_{kind}"]
-    fields = {name: value for name, value in vars(forward).items() if name != "out_dtype"}
-    return gradient(**{**fields, "epilogue": ()})
+    names = {field.name for field in fields(gradient)} & vars(forward).keys()
+    return gradient(**{name: getattr(forward, name) for name in names} | {"epilogue": ()})

@@ -26,6 +26,7 @@ class ImplicitGemmShape(NamedTuple):
     min_bytes: int  # minimum number of bytes moved from and to memory
     spatial_ndim: int  # number of spatial axes
     residues: int = 1  # number of residue classes of the pixels, each with a product of its own
+    frames: int = 1  # number of frames of the output, each with a product of its own, if tiles do not cross frames
     result_itemsize: int = 0  # bytes of an element of the output; 0 if it has those of an operand element
 
     @property
@@ -41,7 +42,7 @@ class ImplicitGemmShape(NamedTuple):
     @property
     def num_products(self) -> int:
         """Number of products of these extents."""
-        return self.groups * self.residues
+        return self.groups * self.residues * self.frames
 
     @classmethod
     def from_workload(cls, w: Conv | MatrixProduct) -> ImplicitGemmShape:

@@ -53,5 +53,9 @@ def _is_non_overlapping(w: Conv, axis: int) -> bool:
     """Return whether filter positions along an axis do not overlap, leave no gaps and stay inside the image."""
     size, stride, dilation = w.kernel[axis], w.stride[axis], w.dilation[axis]
     return (
-        size == stride and dilation == 1 and w.pad_low[axis] == w.pad_high[axis] == 0 and w.input_size[axis] % size == 0
+        size == stride
+        and dilation == 1
+        and w.pad_low[axis] == w.pad_high[axis] == 0
+        and w.input_size[axis] % size == 0
+        and w.reads_x_only
     )

@@ -39,6 +39,7 @@ from tvmconv.target import NUM_BANKS, WARP_SIZE
 from tvmconv.workloads import Conv
 from tvmconv.workloads.conv_te import OUTPUT_AXES, TAP_AXES
 from tvmconv.workloads.dtypes import get_itemsize
+from tvmconv.workloads.features import ALL_FEATURES
 from tvmconv.workloads.layout import CHANNELS_FIRST, CHANNELS_LAST
 
 from ...primitives import bind_grid, inline_consumers, inline_producers
@@ -85,6 +86,7 @@ def has_reduction(w: Conv) -> bool:
     search_if=lambda w: w.layout == CHANNELS_FIRST and w.groups < w.O,  # `mma_sync` is faster for channels last
     device_kinds=("cuda",),
     min_arch=80,
+    features=ALL_FEATURES,
 )
 def tensor_core(s: Schedule, w: Conv, k: Knobs) -> None:
     """Tile rows and columns as (block, warp, tile, element), and the reduction as (k_tile, slice, element)."""

@@ -18,7 +18,7 @@ from tvmconv.space import Columns, Knobs, Tile
 from tvmconv.space.search_space import ResourceUsage
 from tvmconv.workloads import Conv2d
 from tvmconv.workloads.dtypes import ACCUMULATOR, DTYPES
-from tvmconv.workloads.text import MAX_ELEMENTS
+from tvmconv.workloads.text import MAX_INT32_ELEMENTS
 
 from ..direct_config import (
     OUTPUT_LEVELS,
@@ -91,7 +91,7 @@ def list_output_tile_sizes(w: Conv2d) -> tuple[int, ...]:
         for m in OUTPUT_TILE_SIZES
         if estimate_relative_error(m, w.R, w.C) * ERROR_MARGIN <= DTYPES[ACCUMULATOR].tolerance
         and (m + w.R - 1) ** 2 * max(w.C, w.O) * (1 + MAX_PADDING_FRACTION) * WinogradTileGrid.from_workload(w, m).count
-        <= MAX_ELEMENTS
+        <= MAX_INT32_ELEMENTS
     )
 
 

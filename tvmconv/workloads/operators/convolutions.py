@@ -101,6 +101,8 @@ class Conv1d(Sizes1d, Conv):
         layout: Memory order of X, K and Y: "nchw" (default) or "nhwc"; or that of X and K, then of Y: "nchw-nhwc" or
             "nhwc-nchw".
         epilogue: Names of the operations on each sum before it is stored, in order; the default is none.
+        upsample: Factor of a nearest-neighbor upsampling of the input along each spatial axis, or one int for all axes;
+            the upsampled input is not in memory. The default is 1.
         out_dtype: Type of Y if X and K have 8 bits; `tvmconv.workloads.quantization` has the defaults.
 
     Raises:
@@ -115,6 +117,7 @@ class Conv1d(Sizes1d, Conv):
     operator: ClassVar[str] = "conv1d"
     EXAMPLE: ClassVar[str] = "conv1d:1x64x16000,64x64x9,s1,p4"
 
+    upsample: tuple[int, ...] = (1,)
     out_dtype: str = ""
 
 
@@ -143,6 +146,8 @@ class Conv2d(Sizes2d, Conv):
         layout: Memory order of X, K and Y: "nchw" (default) or "nhwc"; or that of X and K, then of Y: "nchw-nhwc" or
             "nhwc-nchw".
         epilogue: Names of the operations on each sum before it is stored, in order; the default is none.
+        upsample: Factor of a nearest-neighbor upsampling of the input along each spatial axis, or one int for all axes;
+            the upsampled input is not in memory. The default is 1.
         out_dtype: Type of Y if X and K have 8 bits; `tvmconv.workloads.quantization` has the defaults.
 
     Raises:
@@ -157,6 +162,7 @@ class Conv2d(Sizes2d, Conv):
     operator: ClassVar[str] = "conv2d"
     EXAMPLE: ClassVar[str] = "conv2d:1x64x56x56,64x64x3x3,s1,p1"
 
+    upsample: tuple[int, ...] = (1,)
     out_dtype: str = ""
 
 
@@ -188,6 +194,9 @@ class Conv3d(Sizes3d, Conv):
         layout: Memory order of X, K and Y: "nchw" (default) or "nhwc"; or that of X and K, then of Y: "nchw-nhwc" or
             "nhwc-nchw".
         epilogue: Names of the operations on each sum before it is stored, in order; the default is none.
+        cached_frames: Frames before those of X, which are in the argument `cache`; the default is 0, without it.
+        upsample: Factor of a nearest-neighbor upsampling of the input along each spatial axis, or one int for all axes;
+            the upsampled input is not in memory. The default is 1.
         out_dtype: Type of Y if X and K have 8 bits; `tvmconv.workloads.quantization` has the defaults.
 
     Raises:
@@ -201,6 +210,10 @@ class Conv3d(Sizes3d, Conv):
 
     operator: ClassVar[str] = "conv3d"
     EXAMPLE: ClassVar[str] = "conv3d:1x64x8x56x56,64x64x3x3x3,s1,p1"
+    OPTION_NAMES: ClassVar[tuple[str, ...]] = (*Conv.OPTION_NAMES, "cached_frames")
+
+    cached_frames: int = 0
+    upsample: tuple[int, ...] = (1,)
 
     out_dtype: str = ""
 

@@ -163,6 +163,8 @@ class ClusterReduction:
             pixel, is_pixel = m, is_below(m, shape.m, self.block_m)
             if self.residues:
                 pixel, is_pixel = self.residues.locate_pixel(tile.residue, m)
+            elif shape.frames > 1:
+                pixel = tile.residue * shape.m + m
             is_inside = logical_and(
                 is_below(index, num_vectors, self.num_threads),
                 True if self.num_ctas * rows == self.block_m else tile_row < self.block_m,

@@ -19,16 +19,20 @@ from ....tir_builder import (
     Buffer,
     Expr,
     allocate,
+    choose_offset_dtype,
+    emit_if_else,
     emit_ptx,
     guarded_loop,
     if_,
     load_global,
     logical_and,
     store,
+    to_offset,
     to_uint32,
     unrolled_loop,
 )
 from ..implicit_gemm_shape import VECTOR_BYTES, ImplicitGemmShape
+from .residue_classes import divide
 from .smem_layout import SmemLayout
 
 MIN_COPY_BYTES = 4  # cp.async copies 4, 8 or 16 bytes
@@ -149,23 +153,42 @@ class _GatherLoader:
     def _row_address(self, destination: Expr, i: Expr) -> Expr:
         return destination + to_uint32(i * self._copy.rows_per_pass * self._copy.layout.row_bytes)
 
-    def _copy_piece(self, destination: Expr, element: int, index: Expr, is_inside: Expr) -> None:
-        """Copy contiguous elements to shared memory, or zeros if not `is_inside`."""
+    def _copy_piece(
+        self, destination: Expr, element: int, index: Expr, is_inside: Expr, source: Buffer | None = None
+    ) -> None:
+        """Copy contiguous elements of the tensor, or of another one, to shared memory, or zeros if not `is_inside`."""
         destination = destination + to_uint32(element * self._itemsize)
         nbytes = self._contiguous * self._itemsize
-        copy_elements(destination, self._source, index, nbytes, is_inside, self._half)
+        source = self._source if source is None else source
+        copy_elements(destination, source, index, nbytes, is_inside, self._half)
 
 
 class ImageGather(_GatherLoader):
-    """Operand of filter positions × (tap, channel): the pixels under the taps of a forward convolution."""
+    """Operand of filter positions × (tap, channel): the pixels under the taps of a forward convolution.
 
-    def __init__(self, w: Conv, source: Buffer, block_k: int, k_extent: int | None, copy: CopyThreads) -> None:
+    The pixels of an upsampled axis are neighbors of themselves, so that the offset of a pixel is computed for each tap.
+    Pixels of cached frames are copied from a tensor of their own.
+    """
+
+    def __init__(
+        self,
+        w: Conv,
+        source: Buffer,
+        block_k: int,
+        k_extent: int | None,
+        copy: CopyThreads,
+        cache: Buffer | None = None,
+    ) -> None:
         super().__init__(source, w.storage, w.C // w.groups, block_k, k_extent, copy)
-        self._w = w
-        shape = (w.N, *w.input_size, w.C)
+        self._w, self._cache = w, cache
+        shape = (w.N, *w.x_size, w.C)
         self._strides = [math.prod(shape[axis + 1 :]) for axis in range(len(shape))]
-        self._offset = allocate("pixel", copy.passes, "int32")  # of each row's pixel under the first tap
+        self._dtype = choose_offset_dtype(math.prod(w.input_shape))
+        # Offset of each row's pixel under the first tap, without upsampled axes, whose coordinates change by tap.
+        self._offset = allocate("pixel", copy.passes, self._dtype)
         self._coordinates = [allocate(f"first_{axis}", copy.passes, "int32") for axis in range(w.spatial_ndim)]
+        # Offset in the cache, minus the offset that the frame would have in front of X.
+        self._cache_offset = allocate("cached_pixel", copy.passes, self._dtype) if cache is not None else None
 
     def locate(self, first_row: Expr, group: Expr) -> None:
         """Compute the pixels of the rows of a work tile; rows past the end repeat the last one."""
@@ -173,11 +196,17 @@ class ImageGather(_GatherLoader):
         with unrolled_loop(copy.passes, "i") as i:
             row = T.min(first_row + copy.row + i * copy.rows_per_pass, last_row)
             position = row % math.prod(w.output_size)
-            offset = row // math.prod(w.output_size) * self._strides[0] + group * self._channels
+            image = row // math.prod(w.output_size)
+            offset = to_offset(image, self._dtype) * self._strides[0] + group * self._channels
+            if self._cache_offset is not None:
+                frames = image * (w.cached_frames - w.x_size[0]) + w.cached_frames
+                offset = offset - w.cached_frames * self._strides[1]
+                store(self._cache_offset, i, to_offset(frames, self._dtype) * self._strides[1])
             for axis, coordinates in enumerate(self._coordinates):
                 output = position // math.prod(w.output_size[axis + 1 :]) % w.output_size[axis]
                 store(coordinates, i, output * w.stride[axis] - w.pad_low[axis])
-                offset = offset + coordinates[i] * self._strides[1 + axis]
+                if w.upsampling[axis] == 1:
+                    offset = offset + to_offset(coordinates[i], self._dtype) * self._strides[1 + axis]
             store(self._offset, i, offset)
 
     def load(self, stage: Expr, offset: int, first_k: Expr) -> None:
@@ -188,15 +217,39 @@ class ImageGather(_GatherLoader):
             tap = (first_k if is_within_tap else k) // self._channels
             offset, steps = k - tap * self._channels, self._steps_of_tap(tap)
             for axis, step in enumerate(steps):
-                offset = offset + step * self._strides[1 + axis]
+                if w.upsampling[axis] == 1:
+                    offset = offset + to_offset(step, self._dtype) * self._strides[1 + axis]
             with self._copy.rows_loop() as i:
+                pixel = [coordinates[i] + step for coordinates, step in zip(self._coordinates, steps, strict=True)]
                 checks = [
-                    T.Cast("uint32", self._coordinates[axis][i] + steps[axis]) < T.uint32(w.input_size[axis])
+                    T.Cast("uint32", pixel[axis]) < T.uint32(w.input_size[axis])
                     for axis in range(w.spatial_ndim)
                     if self._has_border(axis)
                 ]
                 is_inside = logical_and(*checks, self._is_valid_k(k))
-                self._copy_piece(self._row_address(destination, i), element, self._offset[i] + offset, is_inside)
+                index = self._offset[i] + offset
+                for axis, factor in enumerate(w.upsampling):
+                    if factor > 1:
+                        stored = to_offset(divide(pixel[axis], factor), self._dtype)
+                        index = index + stored * self._strides[1 + axis]
+                self._copy_pixel(self._row_address(destination, i), element, index, is_inside, pixel[0], i)
+
+    def _copy_pixel(self, destination: Expr, element: int, index: Expr, is_inside: Expr, frame: Expr, i: Expr) -> None:
+        """Copy channels of a pixel of X, or of a cached frame."""
+
+        def copy(source: Buffer, offset: Expr) -> None:
+            self._copy_piece(destination, element, offset, is_inside, source)
+
+        if self._cache is None:
+            copy(self._source, index)
+            return
+        assert self._cache_offset is not None
+        cached = index + self._cache_offset[i]
+        emit_if_else(
+            frame < self._w.cached_frames * self._w.upsampling[0],
+            lambda: copy(self._cache, cached),
+            lambda: copy(self._source, index),
+        )
 
     def _has_border(self, axis: int) -> bool:
         """Return whether the filter overhangs the image's border along an axis."""

@@ -24,6 +24,7 @@ class EpilogueTile:
     dtype: str  # storage dtype of the output
     row_bytes: int  # bytes of a subtile's rows, which is the width of the swizzle
     stages: int  # subtiles of a warpgroup in shared memory
+    frames: int = 1  # frames of the output, whose rows are counted from the first one of each
 
     @property
     def layout(self) -> SmemLayout:
@@ -44,6 +45,10 @@ class EpilogueTile:
         """Return the first row of a subtile."""
         return tile.m + warpgroup * (self.m_atoms * self.atom.m) + m_atom * self.atom.m
 
+    def coordinates(self, tile: WorkTile, column: Expr, row: Expr) -> tuple[Expr, ...]:
+        """Return the coordinates of a subtile of a work tile along the axes of the tensor map."""
+        return (column, row, tile.group, tile.residue) if self.frames > 1 else (column, row, tile.group)
+
     def select_fragment(
         self, accumulators: Sequence[Expr], m_atom: int, n_idx: int, thread: ThreadPosition
     ) -> tuple[list[Expr], Expr]:
@@ -55,6 +60,8 @@ class EpilogueTile:
         return [accumulators[first + e] for e in range(self.n // 2)], n_idx * self.n + thread.lane % 4 * 2
 
     def tensor_map(self, m: int, n: int, groups: int) -> maps.TensorMap:
-        """Return the tensor map of the output, or of a residual: columns of a group, rows, groups."""
-        extents, strides, box = (n, m, groups), (n * groups, n), (self.n, self.atom.m, 1)
+        """Return the tensor map of the output, or of a residual: columns of a group, rows, groups, frames."""
+        frames, frame_strides = ((self.frames,), (m * n * groups,)) if self.frames > 1 else ((), ())
+        extents, strides = (n, m, groups, *frames), (n * groups, n, *frame_strides)
+        box = (self.n, self.atom.m, *(1 for _ in extents[2:]))
         return maps.make_tiled_map(self.dtype, get_itemsize(self.dtype), extents, strides, box, self.row_bytes)

@@ -3,6 +3,8 @@
 | operator | M | N | K | A: tensor, loader, major | B | C |
 | --- | --- | --- | --- | --- | --- | --- |
 | fprop | N·P·Q | K | (R·S, C) | X, im2col, K | filters, tiled, K | Y |
+| fprop with cached frames, for each frame of Y | P·Q | K | (T·R·S, C) | X or cache, im2col, K | filters, tiled, K | Y |
+| fprop with few filters | input pixels | (R·S, K) | (T, C) | X or cache, tiled, K | filters, tiled, K | terms of Y |
 | dgrad | N·H·W | C | (R·S, K) | dY, im2col, K | filters with flipped taps, tiled, MN | dX |
 | strided dgrad, for each residue class | its N·H·W | C | (its taps, K) | dY, im2col, K | filters, tiled, MN | dX |
 | wgrad | K | (R·S, C) | N·P·Q | dY, tiled, MN | X, im2col, MN | dK |
@@ -21,12 +23,14 @@ import math
 from dataclasses import dataclass, replace
 
 from tvmconv import tensor_map as maps
-from tvmconv.workloads import Conv
+from tvmconv.workloads import Conv, Conv3d
 
 from ....tir_builder import Expr
 from ..implicit_gemm_shape import ACCUMULATOR_BYTES, ImplicitGemmShape
 from .atoms import Major
+from .frame_loaders import FrameImages, FrameTapIterator
 from .residue_classes import ResidueClasses
+from .tap_columns import PlaneWindows, WindowTiles
 from .tma_loaders import (
     ChannelRows,
     ChannelsFirstPixels,
@@ -84,11 +88,15 @@ class ConvProblem:
     taps: tuple[int, ...]  # taps along each spatial axis that K tiles visit
     # Residue classes of the rows, each with a product of its own; None if all rows have the same taps.
     residues: ResidueClasses | None = None
+    frames: Conv3d | None = None  # the convolution, if its rows are pixels of a frame; None if they are all pixels
+    windows: WindowTiles | None = None  # windows of lines, if taps are columns; None if columns are filters
 
     def iterate_taps(self, tiles_per_tap: int, block_k: int, num_splits: int) -> TapIterator:
         """Return the iterator over K tiles of `block_k` channels, which `num_splits` CTAs share."""
         if self.residues:
             return ResidueTapIterator(self.residues, tiles_per_tap, block_k, num_splits > 1)
+        if self.frames:
+            return FrameTapIterator(self.frames, self.taps, tiles_per_tap, block_k)
         return TapIterator(self.taps, tiles_per_tap, block_k)
 
 
@@ -130,6 +138,39 @@ def make_fprop(w: Conv, rows_per_copy: int, shares_taps: bool = False, input_box
         b=Operand("K", w.dtype, filters, rows_per_group=shape.n),
         c="Y",
         taps=(*w.kernel[:-1], 1) if shares_taps else w.kernel,
+    )
+
+
+def make_frames(w: Conv3d, shape: ImplicitGemmShape, shares_taps: bool) -> ConvProblem:
+    """Return the products of a convolution with cached frames, one for each output frame.
+
+    Args:
+        w: The convolution.
+        shape: The extents of the product of a frame.
+        shares_taps: Whether all taps along a line are multiplied from one copy of its pixels.
+    """
+    filters = FilterMatrix(w.storage, w.O, w.kernel, shape.channels_per_group)
+    frames = FrameImages(w, shares_taps)
+    return ConvProblem(
+        shape,
+        a=Operand("X", w.dtype, frames, channels_per_group=shape.channels_per_group),
+        b=Operand("K", w.dtype, filters, rows_per_group=shape.n),
+        c="Y",
+        taps=(*w.kernel[:-1], 1) if shares_taps else w.kernel,
+        frames=w,
+    )
+
+
+def make_tap_columns(tiles: WindowTiles, shape: ImplicitGemmShape) -> ConvProblem:
+    """Return the product of windows of input lines with columns (tap, filter), which a launch of its own arranges."""
+    w = tiles.w
+    return ConvProblem(
+        shape,
+        a=Operand("X", w.dtype, PlaneWindows(tiles)),
+        b=Operand("K", w.dtype, FilterMatrix(w.storage, tiles.num_columns, (w.T,), w.C)),
+        c="Y",
+        taps=(w.T,),
+        windows=tiles,
     )
 
 

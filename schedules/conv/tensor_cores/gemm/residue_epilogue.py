@@ -17,6 +17,7 @@ from ....tir_builder import (
     Buffer,
     Expr,
     allocate,
+    choose_offset_dtype,
     emit_ptx,
     if_,
     load_global,
@@ -25,6 +26,7 @@ from ....tir_builder import (
     store,
     store_global,
     store_shared,
+    to_offset,
 )
 from ..implicit_gemm_shape import ImplicitGemmShape
 from .atoms import ThreadPosition
@@ -72,7 +74,8 @@ class ResidueEpilogue(TmaEpilogue):
         self._columns, self._row_columns = shape.n, shape.groups * shape.n
         self._chunks = tile.layout.row_bytes // CHUNK_BYTES
         self._passes = WARP_ROWS * self._chunks // WARP_SIZE
-        self._indices = allocate("first_element", self._passes, "int32")  # -1: the pixel is beyond the output
+        self._dtype = choose_offset_dtype(residues.rows * residues.count * self._row_columns)
+        self._indices = allocate("first_element", self._passes, self._dtype)  # -1: the pixel is beyond the output
         self._vectors = [allocate(f"vector_{i}", CHUNK_BYTES // 4, "uint32") for i in range(self._passes)]
         self._vector_columns = CHUNK_BYTES // get_itemsize(tile.dtype)
         self.stores_zeros = not residues.have_taps and not ops.ops  # of classes without taps, in place of their sums
@@ -140,7 +143,8 @@ class ResidueEpilogue(TmaEpilogue):
         for i, row in enumerate(rows):
             first_row = self._tile.row(tile, warpgroup, m_atom)
             pixel, exists = self._residues.locate_pixel(tile.residue, first_row + row)
-            store(self._indices, i, T.Select(exists, pixel * self._row_columns + first_column, -1))
+            element = to_offset(pixel, self._dtype) * self._row_columns + first_column
+            store(self._indices, i, T.Select(exists, element, to_offset(-1, self._dtype)))
 
     def _list_vectors(self, tile: WorkTile, thread: ThreadPosition, n_idx: int) -> list[tuple[Expr, Expr]]:
         """Return the index of a thread's vector in each of its rows of a subtile, and whether it is in the output."""

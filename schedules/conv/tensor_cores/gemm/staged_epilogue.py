@@ -20,6 +20,7 @@ from ....tir_builder import (
     Expr,
     Register,
     allocate,
+    choose_offset_dtype,
     emit_call,
     emit_ptx,
     fill_zeros,
@@ -31,6 +32,7 @@ from ....tir_builder import (
     serial_loop,
     store,
     store_global,
+    to_offset,
     to_uint32,
     unrolled_loop,
 )
@@ -209,7 +211,8 @@ class StagedEpilogue:
 
     def _output_index(self, row: Expr, channel: Expr) -> Expr:
         """Return the index of an output; channels are counted over all groups."""
-        return row * (self.shape.groups * self.shape.n) + channel
+        columns = self.shape.groups * self.shape.n
+        return to_offset(row, choose_offset_dtype(self.shape.m * columns)) * columns + channel
 
     def _locate(self, vector_idx: Expr, num_vectors: int, tile: WorkTile) -> tuple[Expr, Expr, Expr, Expr]:
         """Return whether a vector is stored, its offset in shared memory, its first channel, and its output index."""

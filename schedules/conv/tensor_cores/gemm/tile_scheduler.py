@@ -81,8 +81,8 @@ class WorkTile:
     m: Expr  # first row of the output tile
     n: Expr  # first column of the output tile, within its group
     group: Expr  # group of the convolution, each with a product of its own
-    residue: Expr = 0  # residue class of its rows, each with a product of its own; a strided dgrad has several
-    next_residue: Expr = 0  # residue class of the next tile of the CTA
+    residue: Expr = 0  # residue class or frame of its rows, each with a product of its own, if there are several
+    next_residue: Expr = 0  # that of the next tile of the CTA
 
 
 @dataclass(frozen=True)
@@ -152,7 +152,7 @@ class TileScheduler:
     tiles_per_cta: int  # maximum number of tiles per CTA
     cluster: Cluster = SINGLE_CTA  # the cluster of this CTA
     raster_order: str = "n"  # mode along which consecutive tiles are neighbours, "n" or "m"; they share operands in L2
-    residues: int = 1  # number of residue classes
+    residues: int = 1  # number of residue classes or frames
     alternates: bool = False  # whether CTAs take tiles in the opposite order in every second round
 
     @property

@@ -50,6 +50,7 @@ class TmaCopy:
     tensor_map: Expr  # tensor map of the array
     full_barrier: Expr  # address of the barrier at which the bytes complete
     multicast_mask: Expr = None  # CTAs of the cluster that receive the boxes; None for this CTA only
+    cache_map: Expr = None  # tensor map of cached frames, if there are
 
     def issue(self, destination: Expr, coordinates: Sequence[Expr], im2col_offsets: Sequence[Expr] = ()) -> None:
         """Copy a box to shared memory; see `tma_load`."""

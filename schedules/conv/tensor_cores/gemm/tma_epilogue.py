@@ -89,7 +89,7 @@ class TmaEpilogue:
                 named_barrier_sync(1 + thread.warpgroup, WARPGROUP_SIZE)
                 with if_(is_leader):
                     column, row = tile.n + n_idx * epilogue_tile.n, epilogue_tile.row(tile, warpgroup, m_atom)
-                    tma_store(self._output_map, (column, row, tile.group), buffer)
+                    tma_store(self._output_map, epilogue_tile.coordinates(tile, column, row), buffer)
                     if self._residual is not None:
                         tma_store_wait(0)
                         self._pipeline.consumer_arrive(stage_idx)
@@ -117,7 +117,8 @@ class TmaEpilogue:
                 stage_idx = (first_warpgroup + warpgroup) * epilogue_tile.stages + state.index
                 pipeline.producer_acquire(stage_idx, state.phase)
                 column, row = tile.n + n_idx * epilogue_tile.n, epilogue_tile.row(tile, warpgroup, m_atom)
-                coordinates, barrier = (column, row, tile.group), pipeline.full_barrier(stage_idx)
+                coordinates = epilogue_tile.coordinates(tile, column, row)
+                barrier = pipeline.full_barrier(stage_idx)
                 tma_load(pipeline.stage_address(stage_idx), self._residual_maps[0], coordinates, barrier)
             state.advance()
 

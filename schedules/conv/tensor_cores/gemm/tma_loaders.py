@@ -341,9 +341,8 @@ class FilterMatrix:
 
     def load(self, destination: Expr, copy: TmaCopy, position: Position, k: Sequence[Expr]) -> None:
         """Copy channels of one tap of neighbouring filters."""
-        channel, *taps = k
-        tap_idx: Expr = 0
-        for axis, tap in enumerate(taps):
+        channel, tap_idx = k[0], 0
+        for axis, tap in enumerate(k[-len(self.kernel) :]):
             tap_idx = tap_idx * self.kernel[axis] + tap
         copy.issue(destination, (channel, tap_idx, *position))
 

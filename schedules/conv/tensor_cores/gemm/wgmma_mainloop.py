@@ -18,9 +18,11 @@ from tvmconv.workloads.dtypes import DTYPES
 from ....tir_builder import Buffer, Expr, if_, serial_loop, to_uint32
 from .accumulators import Accumulators
 from .atoms import ThreadPosition, WgmmaAtom, wgmma_commit_group, wgmma_fence, wgmma_wait_group
+from .frame_loaders import FrameImages
 from .pipelines import OrderedSequenceBarrier, PipelineState, TmaPipeline
 from .problem import Operand
 from .smem_layout import MatrixDescriptor, SmemLayout
+from .tap_columns import PlaneWindows
 from .tile_scheduler import KRange, ResidueKRange, WorkTile
 from .tma import TmaCopy
 from .tma_loaders import Position, TapIterator
@@ -46,6 +48,12 @@ class OperandTile:
     def tensor_map(self) -> maps.TensorMap:
         """Return the tensor map of the copies."""
         return self.operand.loader.tensor_map(self.copy_rows, self.box_channels, self.layout.row_bytes)
+
+    def cache_map(self) -> maps.TensorMap | None:
+        """Return the tensor map of the copies of cached frames, if there are."""
+        if not isinstance(self.operand.loader, FrameImages | PlaneWindows):
+            return None
+        return self.operand.loader.cache_map(self.copy_rows, self.box_channels, self.layout.row_bytes)
 
     def locate(self, first_row: Expr, group: Expr, slice_idx: Expr) -> list[Position]:
         """Compute the position of each copy of a work tile from the operand's first row in it."""
@@ -146,7 +154,7 @@ class WgmmaMainloop:
         k: TapIterator,
     ) -> None:
         """Load the K tiles of a work tile, each as soon as its stage is empty; run by one thread."""
-        cluster, (a_map, b_map) = pipeline.cluster, tensor_maps
+        cluster, (a_map, b_map, *cache_maps) = pipeline.cluster, tensor_maps
         a_positions = self.a.locate(tile.m, tile.group, cluster.rank_n)
         b_positions = self.b.locate(tile.n, tile.group, cluster.rank_m)
         a_mask, b_mask = cluster.a_multicast_mask(), cluster.b_multicast_mask()
@@ -154,7 +162,7 @@ class WgmmaMainloop:
         with serial_loop(k_range.count, "k_tile"):
             pipeline.producer_acquire(state.index, state.phase)
             stage, barrier = pipeline.stage_address(state.index), pipeline.full_barrier(state.index)
-            a_copy, b_copy = TmaCopy(a_map, barrier, a_mask), TmaCopy(b_map, barrier, b_mask)
+            a_copy, b_copy = TmaCopy(a_map, barrier, a_mask, *cache_maps), TmaCopy(b_map, barrier, b_mask)
             self.a.load(stage, a_copy, a_positions, tile.group, cluster.rank_n, k)
             self.b.load(stage, b_copy, b_positions, tile.group, cluster.rank_m, k)
             k.advance()

@@ -21,7 +21,7 @@ from .tile_config import (
     WGMMA_M_TILES_CHOICES,
     HopperTileConfig,
 )
-from .tma_requirements import can_store_rows_by_tma, find_residual, returns_stats
+from .tma_requirements import can_store_rows_by_tma, find_residual, has_large_output, returns_stats
 
 MAX_ACCUMULATORS, MAX_REALLOCATED_ACCUMULATORS = 128, 192  # per thread, without and with `setmaxnreg`
 SM_PARTITIONS = 4  # partitions of an SM, each with a part of the registers, over which a CTA's warps are distributed
@@ -37,12 +37,12 @@ def isa_constraints(w: Conv) -> list[Rule]:
     gemm = ImplicitGemmShape.from_workload(w)
     whole_sums: list[Rule] = [
         (
-            "the CTA that returns statistics of its output has whole sums, and TMA stores them",
+            "a CTA has whole sums, and TMA stores them, if the output is large or the kernel returns its statistics",
             lambda t: np.logical_not(t.uses_smem_reduction(w) | t.splits_last_wave),
         )
     ]
     return [
-        *(whole_sums if returns_stats(w) else []),
+        *(whole_sums if returns_stats(w) or has_large_output(w) else []),
         *list_eight_bit_rules(w),
         (
             f"at most {MAX_ACCUMULATORS} accumulators per thread, or {MAX_REALLOCATED_ACCUMULATORS} with setmaxnreg",
@@ -69,6 +69,7 @@ def isa_constraints(w: Conv) -> list[Rule]:
                 np.logical_not(t.splits_last_wave)
                 | (
                     (t.cluster_size == 1)
+                    & (gemm.frames == 1)
                     & ~t.uses_smem_reduction(w)
                     & t.computes_several_tiles(gemm)
                     & (t.last_wave_parts(gemm) > 1)

@@ -102,7 +102,7 @@ def emit_kernel(
 class TensorMaps:
     """Tensor maps of the kernel."""
 
-    operands: Sequence[Expr]  # those of A and B, if TMA loads them
+    operands: Sequence[Expr]  # those of A and B, if TMA loads them, and of cached frames
     outputs: Sequence[Expr]  # those of the output and of a residual, if TMA accesses them
 
 
@@ -115,6 +115,8 @@ def declare_tensor_maps(plan: KernelPlan, arguments: dict[str, Buffer]) -> Tenso
 
     shape, mainloop = plan.shape, plan.mainloop
     operands = [declare_operand(tile) for tile in ([] if plan.gathers_input else [mainloop.a]) + [mainloop.b]]
+    if cache_map := mainloop.a.cache_map():
+        operands.append(declare_tensor_map("cache_map", arguments[Conv.CACHE], cache_map))
     output_map = plan.epilogue_tile.tensor_map(shape.m, shape.n, shape.groups)
     outputs = [declare_tensor_map(f"{name}_map", arguments[name], output_map) for name in plan.tma_outputs]
     return TensorMaps(operands, outputs)

@@ -27,6 +27,7 @@ from ..gemm.pipelines import AsyncPipeline, TmaPipeline
 from ..gemm.plane_gather import NUM_GATHER_THREADS, NUM_GATHER_WARPS
 from ..gemm.problem import ConvProblem, Operand, make_fprop
 from ..gemm.smem_layout import MAX_SWIZZLE_BYTES, SWIZZLE_ALIGNMENT_BYTES, SmemLayout
+from ..gemm.tap_columns import TapColumnReduction
 from ..gemm.tile_scheduler import SINGLE_CTA, Cluster, KRange, ResidueKRange, TileScheduler
 from ..gemm.tma_loaders import ChannelsFirstPixels
 from ..gemm.warp_roles import WarpRoles
@@ -78,7 +79,8 @@ class KernelPlan:
         if isinstance(loader := problem.a.loader, ChannelsFirstPixels) and access.input_pixels:
             problem = replace(problem, a=replace(problem.a, loader=replace(loader, pixels=access.input_pixels)))
         mainloop, ops = make_mainloop(problem, config, w.dilation[-1]), EpilogueOps.from_workload(w)
-        return cls(w, config, problem, mainloop, ops, make_epilogue_tile(mainloop.atom, w, config), access.output)
+        epilogue_tile = make_epilogue_tile(mainloop.atom, w, config, problem.shape.frames)
+        return cls(w, config, problem, mainloop, ops, epilogue_tile, access.output)
 
     @property
     def shape(self) -> ImplicitGemmShape:
@@ -86,9 +88,12 @@ class KernelPlan:
         return self.problem.shape
 
     @cached_property
-    def reduction(self) -> ClusterReduction | None:
+    def reduction(self) -> ClusterReduction | TapColumnReduction | None:
         """The sum of the partial sums of a cluster, which also stores what TMA cannot store; None if there is none."""
         config, shape, mainloop = self.config, self.shape, self.mainloop
+        if windows := self.problem.windows:
+            num_threads = config.warpgroups * WARPGROUP_SIZE
+            return TapColumnReduction(windows, mainloop.atom, mainloop.m_atoms, num_threads)
         if not config.uses_smem_reduction(self.w):
             return None
         num_threads = config.warpgroups * WARPGROUP_SIZE
@@ -145,7 +150,7 @@ class KernelPlan:
         """Return the scheduler of all work tiles."""
         config, shape, residues = self.config, self.shape, self.problem.residues
         extents, block = (shape.m, shape.n), (config.block_m, config.block_n)
-        classes = (residues.count, not residues.have_equal_taps) if residues else ()
+        classes = (residues.count, not residues.have_equal_taps) if residues else (shape.frames, False)
         return TileScheduler.of_product(
             extents, block, shape.groups, self.num_ctas, cluster, config.raster_order, *classes
         )
@@ -247,8 +252,8 @@ def make_mn_major_tile(
     return MnMajorTile(operand, layout, offset, block_k, boxes, copy_rows, taps_per_copy=config.taps_per_copy)
 
 
-def make_epilogue_tile(atom: WgmmaAtom, w: Conv, config: HopperTileConfig) -> EpilogueTile:
+def make_epilogue_tile(atom: WgmmaAtom, w: Conv, config: HopperTileConfig, frames: int) -> EpilogueTile:
     """Return the division of a warpgroup's accumulators into subtiles, which TMA stores."""
     dtype = w.argument_dtypes[-1]
     row_bytes, stages = int(config.epilogue_row_bytes(get_itemsize(dtype))), int(config.epilogue_stages(w))
-    return EpilogueTile(atom, config.wgmma_m_tiles, config.warpgroups_per_tile, dtype, row_bytes, stages)
+    return EpilogueTile(atom, config.wgmma_m_tiles, config.warpgroups_per_tile, dtype, row_bytes, stages, frames)

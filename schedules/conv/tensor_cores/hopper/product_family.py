@@ -31,6 +31,7 @@ class ProductFamily:
     knob: str  # name of the knob
     products: Mapping[int, Conv]  # product by value of the knob, with filters of one tap
     other_us: Mapping[int, float]  # estimated latency of the other launches in microseconds, by value of the knob
+    complete: Callable[[Columns], Columns] = dict  # function that adds the columns of knobs that the schedule lacks
 
     def estimate_us(self, config: HopperTileConfig, value: int) -> Any:
         """Return the estimated latency of all launches in microseconds."""
@@ -49,14 +50,15 @@ class ProductFamily:
         """Return the resources that the products use, with the latency of all launches in the estimate."""
         usages: list[tuple[np.ndarray, dict[str, np.ndarray]]] = []
         for value, rows in self._rows_by_value(columns):
-            quantities = compute_usage(self.products[value], self._select(columns, rows)).to_columns()
+            selected = self.complete(self._select(columns, rows))
+            quantities = compute_usage(self.products[value], selected).to_columns()
             usages.append((rows, quantities | {"estimate": quantities["estimate"] + self.other_us[value]}))
         quantities = {name: _join((rows, usage[name]) for rows, usage in usages) for name in usages[0][1]}
         return ResourceUsage(**quantities, estimate_seconds_per_unit=1e-6)
 
     def _test(self, predicates: Mapping[int, Callable[[Any], Any]], columns: Columns) -> np.ndarray:
         return _join(
-            (rows, predicates[value](HopperTileConfig.from_columns(self._select(columns, rows))))
+            (rows, predicates[value](HopperTileConfig.from_columns(self.complete(self._select(columns, rows)))))
             for value, rows in self._rows_by_value(columns)
         )
 

@@ -32,7 +32,9 @@ Sources: PTX ISA, "Asynchronous Warpgroup Level Matrix Multiply-Accumulate Instr
 from __future__ import annotations
 
 import dataclasses
+import functools
 import math
+from typing import TYPE_CHECKING, cast
 
 from tvm.s_tir import Schedule
 
@@ -41,11 +43,15 @@ from tvmconv.requirements import all_of
 from tvmconv.space import Knobs
 from tvmconv.workloads import Conv
 from tvmconv.workloads.dtypes import EIGHT_BIT_DTYPES
+from tvmconv.workloads.features import CACHED_FRAMES, LARGE_TENSORS
 from tvmconv.workloads.layout import CHANNELS_FIRST, CHANNELS_LAST
 
+from ....tir_builder import Buffer, build_schedule
 from ...layout_conversion import build_channels_last_schedule
 from ..eight_bit_requirements import CHANNELS_LAST_EIGHT_BITS, PAIRED_EIGHT_BITS
+from ..frame_product import FrameProduct
 from ..gemm.channels_first_epilogue import ChannelsFirstOutput
+from ..gemm.problem import make_frames
 from ..space_to_depth import fold_filter_row_into_channels, split_filter_height
 from .halo_kernel import emit_halo_kernel
 from .input_loader import (
@@ -67,21 +73,38 @@ from .tma_requirements import (
     can_store_by_tma,
     choose_box_pixels,
     find_residual,
+    has_large_output,
     is_promising,
     pad_planes,
 )
 
-DTYPES = ("float16", "bfloat16", "tf32", *EIGHT_BIT_DTYPES)
+if TYPE_CHECKING:
+    from tvmconv.workloads import Conv3d
+
+DTYPES = ("float16", "bfloat16", "tf32")
 
 
 def view_for_tma(w: Conv) -> Conv:
-    """Return the workload as TMA views it: the same arrays, with other axes if the filter positions do not overlap."""
+    """Return the workload as TMA views it: the same arrays, with other axes if the filter positions do not overlap.
+
+    With cached frames, each frame of the output is a product of its own.
+    """
+    if w.cached_frames:
+        return cast("Conv", FrameProduct.from_workload(cast("Conv3d", w)))
     return split_filter_height(fold_filter_row_into_channels(w.to_channels_last()))
 
 
 def can_load_view_by_tma(w: Conv) -> bool:
     """Whether TMA can copy the operands: channels of a group fill 16-byte chunks, and the filter fits TMA's offsets."""
     return can_load_by_tma(view_for_tma(w))
+
+
+def has_accessible_tensors(w: Conv) -> bool:
+    """Whether arrays with cached frames or more than 2^31 - 1 elements are channels last, and TMA stores large ones."""
+    if w.reads_x_only and not w.has_large_tensors:
+        return True
+    view = view_for_tma(w)
+    return w.layout == CHANNELS_LAST and not w.returns_stats and (can_store_by_tma(view) or not has_large_output(view))
 
 
 def stores_stats_by_tma(w: Conv) -> bool:
@@ -93,9 +116,11 @@ def stores_stats_by_tma(w: Conv) -> bool:
 
 @schedule(
     *("conv1d", "conv2d", "conv3d"),
-    dtypes=DTYPES,
+    dtypes=(*DTYPES, *EIGHT_BIT_DTYPES),
     usage=lambda w, c: add_input_loader_usage(compute_usage(view_for_tma(w), c), w, view_for_tma(w), c),
-    condition=all_of(CHANNELS_LAST_EIGHT_BITS, PAIRED_EIGHT_BITS, can_load_view_by_tma, stores_stats_by_tma),
+    condition=all_of(
+        CHANNELS_LAST_EIGHT_BITS, PAIRED_EIGHT_BITS, has_accessible_tensors, can_load_view_by_tma, stores_stats_by_tma
+    ),
     search_if=lambda w: is_promising(view_for_tma(w)),
     starting_configs=lambda w: [
         *list_input_loader_starting_configs(w, view_for_tma(w)),
@@ -105,6 +130,7 @@ def stores_stats_by_tma(w: Conv) -> bool:
     device_kinds=("cuda",),
     exact_arch=90,
     computes_stats=True,
+    features=(LARGE_TENSORS, CACHED_FRAMES),
 )
 def hopper(s: Schedule, w: Conv, k: Knobs) -> Schedule:
     """Emit a producer, a pipeline of stages, consumer warpgroups, and TMA stores of the output."""
@@ -119,6 +145,8 @@ def hopper(s: Schedule, w: Conv, k: Knobs) -> Schedule:
         require_channels_first_output(viewed_workload, k)
     if loaders:
         config = dataclasses.replace(config, **declare_input_loader(viewed_workload, k, loaders, loader_default))
+    if isinstance(viewed_workload, FrameProduct):
+        return build_schedule(w, functools.partial(_emit_frames_kernel, viewed_workload, config))
     if config.input_loader in HALO_LOADERS:
         return build_channels_last_schedule(
             w,
@@ -134,6 +162,12 @@ def hopper(s: Schedule, w: Conv, k: Knobs) -> Schedule:
         converts_input=not access.input_box_pixels,
         converts_output=False,
     )
+
+
+def _emit_frames_kernel(product: FrameProduct, config: HopperTileConfig, arguments: dict[str, Buffer]) -> None:
+    """Emit the kernel of a convolution with cached frames."""
+    problem = make_frames(product.volume, product.shape, config.taps_per_copy > 1)
+    emit_kernel(cast("Conv", product), config, arguments, make_problem=lambda *_: problem)
 
 
 def _choose_access(w: Conv, viewed_workload: Conv, config: HopperTileConfig) -> ChannelsFirstAccess:

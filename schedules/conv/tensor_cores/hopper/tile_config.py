@@ -27,6 +27,7 @@ from .tma_requirements import (
     can_store_by_tma,
     can_store_rows_by_tma,
     compute_halo_width,
+    count_padding_rows,
     find_tma_residual,
 )
 
@@ -306,9 +307,8 @@ class HopperTileConfig(TileConfig):
         They follow the mainloop stages, the epilogue stages and the per-channel arguments. Partial sums of a reduction
         reuse the memory of the mainloop stages.
         """
-        reduction_bytes = np.maximum(
-            self.mainloop_smem_bytes(), self.split_k * self.reduce_rows_per_cta * self.block_n * ACCUMULATOR_BYTES
-        )
+        reduced_rows = self.split_k * self.reduce_rows_per_cta + count_padding_rows(w)
+        reduction_bytes = np.maximum(self.mainloop_smem_bytes(), reduced_rows * self.block_n * ACCUMULATOR_BYTES)
         return np.where(
             self.uses_smem_reduction(w),
             round_up(reduction_bytes, VECTOR_BYTES),

@@ -10,8 +10,12 @@ from tvmconv.target import WARP_SIZE
 from tvmconv.workloads import Conv, Conv1d, epilogue
 from tvmconv.workloads.dtypes import get_itemsize
 from tvmconv.workloads.layout import CHANNELS_LAST
+from tvmconv.workloads.text import MAX_INT32_ELEMENTS
 
+from ..frame_product import get_planes
+from ..gemm.tap_columns import PADDING_ROWS
 from ..implicit_gemm_shape import VECTOR_BYTES, ImplicitGemmShape
+from ..tap_column_product import TapColumnProduct
 
 WARPGROUP_THREADS = 4 * WARP_SIZE  # threads that execute a wgmma
 WGMMA_M = 64  # pixels per wgmma
@@ -23,7 +27,7 @@ NARROW_ROW_BYTES = 128  # rows of fewer bytes leave a part of the widest swizzle
 
 def can_load_by_tma(w: Conv) -> bool:
     """Return whether TMA can copy the operands: channels fill 16-byte chunks, and corners and offsets are in range."""
-    gemm = ImplicitGemmShape.from_workload(w)
+    gemm, w = ImplicitGemmShape.from_workload(w), get_planes(w)
     tensor_ndim = w.spatial_ndim + 2
     max_corner, max_offset = maps.CORNER_LIMITS[tensor_ndim], maps.OFFSET_LIMITS[tensor_ndim]
     last_pixel_coords = [
@@ -72,11 +76,23 @@ def compute_halo_width(w: Conv) -> int:
     return w.dilation[-1] * (w.kernel[-1] - 1)
 
 
+def has_large_output(w: Conv) -> bool:
+    """Return whether offsets in the output need 64 bits, which only TMA computes."""
+    gemm = ImplicitGemmShape.from_workload(w)
+    return gemm.num_products * gemm.m * gemm.n > MAX_INT32_ELEMENTS
+
+
 def can_store_by_tma(w: Conv) -> bool:
     """Return whether output rows are whole 16-byte chunks in each group and the epilogue reads at most one residual."""
     gemm = ImplicitGemmShape.from_workload(w)
     residual_ops = [operation for operation in epilogue.get_ops(w.epilogue) if operation.argument_kind == "output"]
-    return gemm.n * gemm.output_itemsize % VECTOR_BYTES == 0 and len(residual_ops) <= 1
+    has_whole_chunks = gemm.n * gemm.output_itemsize % VECTOR_BYTES == 0
+    return has_whole_chunks and len(residual_ops) <= 1 and not isinstance(w, TapColumnProduct)
+
+
+def count_padding_rows(w: Conv) -> int:
+    """Return the rows of padding of the sums that meet in shared memory."""
+    return PADDING_ROWS if isinstance(w, TapColumnProduct) else 0
 
 
 def find_residual(w: Conv) -> str | None:

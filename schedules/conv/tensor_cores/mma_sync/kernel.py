@@ -213,7 +213,7 @@ def make_conv_mainloop(
     overhangs = shape.k % (config.block_k * k_range.tiles_per_split * config.split_k) != 0
     k_extent = shape.k if overhangs else None
     make_loaders = (
-        lambda copy: ImageGather(w, arguments["X"], config.block_k, k_extent, copy),
+        lambda copy: ImageGather(w, arguments["X"], config.block_k, k_extent, copy, arguments.get(w.CACHE)),
         lambda copy: filter_loader(shape, w.storage, arguments["K"], config.block_k, k_extent, copy),
     )
     if filter_loader is not FilterRows:

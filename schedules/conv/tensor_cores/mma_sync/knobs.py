@@ -11,6 +11,7 @@ from tvmconv.space import Columns, Knobs
 from tvmconv.space.search_space import ResourceUsage
 from tvmconv.target import MAX_THREADS_PER_BLOCK
 from tvmconv.workloads import Conv, epilogue
+from tvmconv.workloads.text import MAX_INT32_ELEMENTS
 
 from ...tile_config import Rule, add_rules, declare_choices
 from ..implicit_gemm_shape import VECTOR_BYTES, ImplicitGemmShape
@@ -124,6 +125,13 @@ def list_requirements(gemm: ImplicitGemmShape) -> list[Rule]:
         (
             "the blocks of a cluster reduction share the pixels of a tile evenly",
             lambda t: t.block_m % t.split_k == 0,
+        ),
+        (
+            f"partial sums in a workspace have at most {MAX_INT32_ELEMENTS} elements",
+            lambda t: (
+                np.logical_not(t.uses_workspace_reduction)
+                | (t.split_k * gemm.num_products * gemm.m * gemm.n <= MAX_INT32_ELEMENTS)
+            ),
         ),
         (
             "blocks that compute several tiles do not split the reduction over blocks or warps",

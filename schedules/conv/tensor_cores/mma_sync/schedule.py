@@ -35,6 +35,7 @@ from tvmconv.space import Columns, Knobs
 from tvmconv.space.search_space import ResourceUsage
 from tvmconv.workloads import Conv
 from tvmconv.workloads.dtypes import FLOAT8_DTYPES, INT8
+from tvmconv.workloads.features import ALL_FEATURES
 from tvmconv.workloads.layout import CHANNELS_FIRST, CHANNELS_LAST
 
 from ...layout_conversion import build_channels_last_schedule, estimate_input_conversion_us
@@ -74,14 +75,20 @@ def stages_stats(w: Conv) -> bool:
     return not w.returns_stats or (w.layout == CHANNELS_LAST and has_no_residual)
 
 
+def has_accessible_tensors(w: Conv) -> bool:
+    """Whether arrays are channels last where there are cached frames, upsampling, or more than 2^31 - 1 elements."""
+    return w.layout == CHANNELS_LAST or not w.required_features
+
+
 OPERATORS = ("conv1d", "conv2d", "conv3d")
 OPTIONS: dict[str, Any] = {  # of both schedules
     "usage": compute_layout_usage,
-    "condition": all_of(CHANNELS_LAST_EIGHT_BITS, PAIRED_EIGHT_BITS, stages_stats),
+    "condition": all_of(CHANNELS_LAST_EIGHT_BITS, PAIRED_EIGHT_BITS, stages_stats, has_accessible_tensors),
     "search_if": is_promising,
     "supersedes": ("direct", "implicit_gemm", "tensor_core"),
     "device_kinds": ("cuda",),
     "computes_stats": True,
+    "features": ALL_FEATURES,
 }
 
 

@@ -34,12 +34,13 @@ def view_as_volume(w: Operator) -> Operator:
         return (*[unit] * missing, *sizes)
 
     fields: dict[str, Any] = {field.name: getattr(w, field.name) for field in dataclasses.fields(cast("Any", w))}
-    fields |= zip(view.SPACE, prepend(w.input_size, 1), strict=True)
+    fields |= zip(view.SPACE, prepend(w.x_size, 1), strict=True)
     fields |= zip(view.KERNEL, prepend(w.kernel, 1), strict=True)
     fields |= {"stride": prepend(w.stride, 1), "dilation": prepend(w.dilation, 1)}
     fields["padding"] = (*prepend(w.pad_low, 0), *prepend(w.pad_high, 0))
-    if "output_padding" in fields:
-        fields["output_padding"] = prepend(fields["output_padding"], 0)
+    for name, unit in (("output_padding", 0), ("upsample", 1)):
+        if name in fields:
+            fields[name] = prepend(fields[name], unit)
     return view(**fields)  # type: ignore[return-value]
 
 

@@ -14,7 +14,7 @@ from tvmconv.workloads import Conv2d
 from tvmconv.workloads.dtypes import DTYPES as ALL_DTYPES
 from tvmconv.workloads.dtypes import TF32, get_itemsize
 from tvmconv.workloads.layout import CHANNELS_LAST
-from tvmconv.workloads.text import MAX_ELEMENTS
+from tvmconv.workloads.text import MAX_INT32_ELEMENTS
 
 from ...tensor_cores.hopper.constraints import isa_constraints, resource_constraints
 from ...tensor_cores.hopper.knobs import pruning_constraints
@@ -78,9 +78,14 @@ def list_output_tile_sizes(w: Conv2d) -> tuple[int, ...]:
         m
         for m in OUTPUT_TILE_SIZES
         if estimate_relative_error(m, w.R, w.dtype) * ERROR_MARGIN <= w.tolerance
-        and (m + w.R - 1) ** 2 * max(w.C, w.O) * max(WinogradTileGrid.from_workload(w, m).count, w.C) <= MAX_ELEMENTS
+        and count_largest_elements(w, m) <= MAX_INT32_ELEMENTS
         and can_load_by_tma(make_product_workload(w, m))
     )
+
+
+def count_largest_elements(w: Conv2d, m: int) -> int:
+    """Return the elements of the largest transformed tensor."""
+    return (m + w.R - 1) ** 2 * max(w.C, w.O) * max(WinogradTileGrid.from_workload(w, m).count, w.C)
 
 
 def make_product_workload(w: Conv2d, m: int) -> Conv2d:
