@@ -11,6 +11,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -43,7 +44,6 @@ from .tile_config import (
     HALO_LOADERS,
     HALO_SMEM,
     KNOB_OPTIONS,
-    MAX_SWIZZLE_BYTES,
     PINGPONG,
     PRODUCER_WARPGROUPS_CHOICES,
     TMA,
@@ -53,7 +53,7 @@ from .tma_requirements import WGMMA_M, choose_box_pixels, find_tma_residual, is_
 
 INPUT_LOADER, PRODUCER_WARPGROUPS = "input_loader", "producer_warpgroups"
 MN_MAJOR_LOADERS = CP_ASYNC, TMA
-NUM_STARTING_TILES = 3  # configs of each loader, and for cp.async of each kernel schedule, that a search tries first
+NUM_STARTING_TILES = 3  # configs of each loader, and of each kernel schedule, that a search tries first
 STARTING_KERNEL_SCHEDULES = (COOPERATIVE, PINGPONG)
 
 
@@ -156,22 +156,27 @@ def declare_input_loader(
 
 
 def list_input_loader_starting_configs(w: Conv, viewed_workload: Conv) -> list[dict[str, Any]]:
-    """Return the configs with another than the first loader with which a search starts."""
-    loaders, tiles = list_input_loaders(w, viewed_workload), []
-    schedules = STARTING_KERNEL_SCHEDULES if can_compute_several_tiles(viewed_workload) else (COOPERATIVE,)
-    for loader in MN_MAJOR_LOADERS:
-        for kernel_schedule in schedules if loader in loaders[1:] else ():
-            tiles += list_mn_major_tiles(viewed_workload, loader, NUM_STARTING_TILES, kernel_schedule)
-    if HALO_SMEM in loaders:
-        tiles += list_best_halo_tiles(viewed_workload, 2 * NUM_STARTING_TILES, loader=HALO_SMEM)
-    if HALO in loaders:
-        has_others = CP_ASYNC in loaders or HALO_SMEM in loaders
-        tiles += list_best_halo_tiles(viewed_workload, 1 if has_others else NUM_STARTING_TILES)
-        if not has_others:  # fewer barriers than the estimate counts
-            tiles += list_best_halo_tiles(viewed_workload, 1, MAX_SWIZZLE_BYTES)
+    """Return the configs of all loaders with which a search starts: the best of each first."""
+    loaders = list_input_loaders(w, viewed_workload)
+    rankings = [_rank_tiles(viewed_workload, loader, is_first=loader == loaders[0]) for loader in loaders]
+    tiles = [config for configs in itertools.zip_longest(*rankings) for config in configs if config]
     names = (INPUT_LOADER, PRODUCER_WARPGROUPS, *KNOB_OPTIONS, "taps_per_copy")
     names += ("kernel_schedule", "raster_order", "decomposition")
     return [{name: getattr(config, name) for name in names} for config in dict.fromkeys(tiles)]
+
+
+def _rank_tiles(w: Conv, loader: str, *, is_first: bool) -> list[HopperTileConfig]:
+    """Return the configs of a loader with which a search starts, those with the best estimates first."""
+    if loader in HALO_LOADERS:
+        return list(list_best_halo_tiles(w, NUM_STARTING_TILES, loader=loader))
+    schedules = (
+        (select_kernel_schedule(w), *STARTING_KERNEL_SCHEDULES) if can_compute_several_tiles(w) else (COOPERATIVE,)
+    )
+    if is_first:
+        configs = [select_default_config(w, kernel_schedule) for kernel_schedule in schedules]
+        return [replace(config, input_loader=loader) for config in dict.fromkeys(configs)]
+    rankings = [list_mn_major_tiles(w, loader, NUM_STARTING_TILES, name) for name in dict.fromkeys(schedules)]
+    return [config for configs in itertools.zip_longest(*rankings) for config in configs if config]
 
 
 def add_input_loader_usage(usage: ResourceUsage, w: Conv, viewed_workload: Conv, columns: Columns) -> ResourceUsage:
