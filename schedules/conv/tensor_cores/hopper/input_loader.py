@@ -35,7 +35,7 @@ from .halo_latency import list_best_halo_tiles
 from .halo_tile import HaloTile, can_use_halo, halo_constraints
 from .input_loader_latency import estimate_by_input_loader_us
 from .knobs import can_compute_several_tiles
-from .latency import select_default_config, select_kernel_schedule
+from .latency import estimate_latency_us, select_default_config, select_kernel_schedule
 from .tile_config import (
     CONVERTED,
     COOPERATIVE,
@@ -55,6 +55,7 @@ INPUT_LOADER, PRODUCER_WARPGROUPS = "input_loader", "producer_warpgroups"
 MN_MAJOR_LOADERS = CP_ASYNC, TMA
 NUM_STARTING_TILES = 3  # configs of each loader, and of each kernel schedule, that a search tries first
 STARTING_KERNEL_SCHEDULES = (COOPERATIVE, PINGPONG)
+NARROW_TILE_ACCUMULATORS = 64  # per thread
 
 
 def list_input_loaders(w: Conv, viewed_workload: Conv) -> tuple[str, ...]:
@@ -173,10 +174,30 @@ def _rank_tiles(w: Conv, loader: str, *, is_first: bool) -> list[HopperTileConfi
         (select_kernel_schedule(w), *STARTING_KERNEL_SCHEDULES) if can_compute_several_tiles(w) else (COOPERATIVE,)
     )
     if is_first:
-        configs = [select_default_config(w, kernel_schedule) for kernel_schedule in schedules]
+        best, *others = [select_default_config(w, kernel_schedule) for kernel_schedule in schedules]
+        configs = [best, *_list_narrow_tiles(w), *others]
         return [replace(config, input_loader=loader) for config in dict.fromkeys(configs)]
     rankings = [list_mn_major_tiles(w, loader, NUM_STARTING_TILES, name) for name in dict.fromkeys(schedules)]
     return [config for configs in itertools.zip_longest(*rankings) for config in configs if config]
+
+
+def _list_narrow_tiles(w: Conv) -> list[HopperTileConfig]:
+    """Return the best config of whole tiles with few accumulators, for 1×1 filters and planes of odd numbers of pixels.
+
+    Threads store the outputs of such planes one by one. The estimates do not know what that costs.
+    """
+    if not is_pixel_matrix(w) or math.prod(w.output_size) % 2 == 0:
+        return []
+    rules = [*isa_constraints(w), *resource_constraints(w)]
+    rules += [
+        ("threads have few accumulators", lambda t: t.num_accumulators <= NARROW_TILE_ACCUMULATORS),
+        ("the channels of a tile divide those of a group", lambda t: w.O // w.groups % t.block_n == 0),
+    ]
+    tiles = list_best(
+        *(KNOB_OPTIONS, rules, lambda t: estimate_latency_us(t, w), 1),
+        kernel_schedule=COOPERATIVE,
+    )
+    return [config for config, _ in tiles]
 
 
 def add_input_loader_usage(usage: ResourceUsage, w: Conv, viewed_workload: Conv, columns: Columns) -> ResourceUsage:
