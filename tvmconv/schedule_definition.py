@@ -150,7 +150,8 @@ class Schedule:
             >>> columns.find_missing_feature(tc.parse("conv2d:1x8x8x8,8x8x3x3,s1,p1,up2"))
             'upsampling'
         """
-        return next((name for name in w.required_features if name not in self.features), None)
+        required_features = getattr(w, "required_features", ())  # operators of one's own may have none
+        return next((name for name in required_features if name not in self.features), None)
 
     def is_searched_by_default(self, w: Workload) -> bool:
         """Return whether a search tries the schedule by default.
