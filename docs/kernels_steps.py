@@ -12,7 +12,7 @@ K = taps × channels; the page explains these letters.
 from __future__ import annotations
 
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from tvm.s_tir import Schedule
 from tvm.script import tirx as T  # noqa: N812  (TVM's own name for it)
+from tvmconv.builtin.conv.tensor_cores.gemm.accumulators import Accumulators
 from tvmconv.builtin.conv.tensor_cores.gemm.atoms import ThreadPosition, WgmmaAtom, wgmma_wait_group
 from tvmconv.builtin.conv.tensor_cores.gemm.channel_arguments import ChannelArguments
 from tvmconv.builtin.conv.tensor_cores.gemm.cp_async import CopyThreads, FilterGather, ImageGather
@@ -168,7 +169,9 @@ def make_tap_iterator(w: Conv2d) -> TapIterator:
     return TapIterator(w.kernel, ceil_div(w.C, BLOCK_K), BLOCK_K)
 
 
-def store_fragments(w: Conv2d, accumulators: Buffer, tile: Tile, m: Expr, n: Expr, thread: ThreadPosition, y: Buffer):
+def store_fragments(
+    w: Conv2d, accumulators: Sequence[Expr], tile: Tile, m: Expr, n: Expr, thread: ThreadPosition, y: Buffer
+):
     """Store the accumulators as a thread has them: pairs of neighbouring columns of some rows."""
     num_rows, packed = w.N * w.P * w.Q, allocate("packed", 1, "uint32")
     for m_atom in range(tile.m_atoms):
@@ -270,13 +273,13 @@ def emit_pipeline(w: Conv2d, tile: Tile, arguments: dict[str, Buffer], num_ctas:
         pipeline = make_pipeline(tile, smem, smem + to_uint32(buffer_bytes))
         init_pipeline(pipeline, thread)
         state = PipelineState("mainloop", tile.stages)
-        accumulators = allocate("accumulators", mainloop.num_accumulators, "float32")
+        accumulators = Accumulators.allocate(mainloop.num_accumulators, "float32")
 
         with if_(thread.warp < 4):  # consumer warpgroup
             descriptors = make_descriptors(mainloop)
             with tiles.work_tiles(cta) as work:
                 mainloop.consume(accumulators, descriptors, k_range, pipeline, state, thread, thread.warpgroup)
-                store_fragments(w, accumulators, tile, work.m, work.n, thread, arguments["Y"])
+                store_fragments(w, accumulators.list_sums(), tile, work.m, work.n, thread, arguments["Y"])
         with if_(thread.is_first_of_warp(4)):  # producer
             k = make_tap_iterator(w)
             with tiles.work_tiles(cta) as work:
@@ -310,7 +313,7 @@ def emit_epilogue(w: Conv2d, tile: Tile, arguments: dict[str, Buffer]) -> None:
         pipeline = make_pipeline(tile, smem, smem + to_uint32(offsets["barriers"]), cluster)
         init_pipeline(pipeline, thread)
         state, subtile_state = PipelineState("mainloop", tile.stages), PipelineState("epilogue", subtiles.stages)
-        accumulators = allocate("accumulators", mainloop.num_accumulators, "float32")
+        accumulators = Accumulators.allocate(mainloop.num_accumulators, "float32")
         arrays = smem + to_uint32(offsets["channels"])
         channels = ChannelArguments(ops.channel_args, arguments, tile.n, shape.n, True, arrays, thread.warpgroup)
         buffers = TmaPipeline(smem + to_uint32(offsets["subtiles"]), subtile_bytes(tile), 0, 0, 0, 0)
@@ -323,7 +326,7 @@ def emit_epilogue(w: Conv2d, tile: Tile, arguments: dict[str, Buffer]) -> None:
             with tiles.work_tiles(cta) as work:
                 epilogue.channels.prefetch(work, thread)
                 mainloop.consume(accumulators, descriptors, k_range, pipeline, state, thread, thread.warpgroup)
-                epilogue.store(accumulators, work, subtile_state, thread, thread.warpgroup)
+                epilogue.store(accumulators.list_sums(), work, subtile_state, thread, thread.warpgroup)
             with if_(thread.is_warpgroup_leader):
                 tma_store_wait(0)  # TMA reads shared memory until here
         if tile.moves_registers:

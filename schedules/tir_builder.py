@@ -19,7 +19,8 @@ from tvmconv.arithmetic import ceil_div
 from tvmconv.target import MAX_BLOCKS_YZ
 from tvmconv.tensor_map import ENCODE_FUNCTION, TensorMap
 from tvmconv.workloads import Workload
-from tvmconv.workloads.dtypes import ACCUMULATOR, DTYPES, get_itemsize
+from tvmconv.workloads.dtypes import ACCUMULATOR, DTYPES, FLOAT8_DTYPES, INT8, get_itemsize, get_tir_dtype
+from tvmconv.workloads.quantization import convert_expression, widen_expression
 from tvmconv.workloads.text import MAX_INT32_ELEMENTS
 
 Buffer = Any  # a buffer variable: `buffer[i]` loads an element, `store` stores one
@@ -37,7 +38,7 @@ def build_schedule(w: Workload, emit_kernels: Callable[[dict[str, Buffer]], None
     with IRBuilder() as builder, ir.prim_func(s_tir=True):
         ir.func_name("main")
         arguments = zip(w.argument_names, w.argument_shapes, w.argument_dtypes, strict=True)
-        buffers = {name: ir.arg(name, ir.buffer(shape, dtype)) for name, shape, dtype in arguments}
+        buffers = {name: ir.arg(name, ir.buffer(shape, get_tir_dtype(dtype))) for name, shape, dtype in arguments}
         with open_block("root"):
             emit_kernels(buffers)
     return Schedule(builder.get())
@@ -343,8 +344,10 @@ def _split_into_vectors(nbytes: int) -> list[tuple[int, int]]:
 
 def unpack(registers: Buffer, num_elements: int, dtype: str) -> list[Expr]:
     """Return contiguous elements of a storage dtype from 32-bit registers, converted to the accumulation dtype."""
-    if dtype == "float32":
+    if get_itemsize(dtype) == 4:
         return [T.reinterpret("float32", registers[e]) for e in range(num_elements)]
+    if get_itemsize(dtype) == 1:
+        return [_unpack_byte(registers[e // 4], e % 4, dtype) for e in range(num_elements)]
     halves = [T.shift_right(registers[e // 2], T.uint32(e % 2 * 16)) & T.uint32(0xFFFF) for e in range(num_elements)]
     if dtype == "bfloat16":  # a bfloat16 is the upper half of a float32
         return [T.reinterpret("float32", T.shift_left(half, T.uint32(16))) for half in halves]
@@ -357,15 +360,41 @@ def pack(registers: Buffer, first_register: int, values: Sequence[Expr], dtype: 
     Args:
         registers: Destination registers, an array of uint32.
         first_register: Index of the first destination register.
-        values: Values in float32.
+        values: Values in float32; for int32 the bits of integers.
         dtype: Storage dtype.
         apply_relu: Whether the conversion also sets negative values to zero, at no cost; 16-bit dtypes only.
     """
-    if dtype == "float32":
+    if get_itemsize(dtype) == 4:
         for e, value in enumerate(values):
             store(registers, first_register + e, T.reinterpret("uint32", value))
+        return
+    if get_itemsize(dtype) == 1:
+        _pack_bytes(registers, first_register, values, dtype)
         return
     for e in range(0, len(values), 2):
         upper = values[e + 1] if e + 1 < len(values) else T.float32(0)
         mnemonic = f"cvt.rn{'.relu' if apply_relu else ''}.{DTYPES[dtype].ptx}x2.f32"
         emit_ptx(mnemonic, registers[first_register + e // 2], upper, values[e])
+
+
+def _unpack_byte(register: Expr, position: int, dtype: str) -> Expr:
+    """Return an element of 8 bits, one of four in a register, in float32."""
+    byte = T.shift_right(register, T.uint32(8 * position)) & T.uint32(0xFF)
+    if dtype == INT8.name:  # the highest bit counts -128
+        return T.Cast(ACCUMULATOR, T.Cast("int32", byte ^ T.uint32(0x80)) - T.int32(0x80))
+    return widen_expression(byte, dtype)
+
+
+def _pack_bytes(registers: Buffer, first_register: int, values: Sequence[Expr], dtype: str) -> None:
+    """Round values to 8 bits, with saturation, and pack four of them into a register."""
+    half = allocate("packed_half", 1, "uint16") if dtype in FLOAT8_DTYPES else None
+    for first in range(0, len(values), 2):
+        pair = [*values[first : first + 2], T.float32(0)][:2]
+        if half is not None:
+            emit_ptx(f"cvt.rn.satfinite.{DTYPES[dtype].ptx}x2.f32", half[0], pair[1], pair[0])
+            word = T.Cast("uint32", half[0])
+        else:
+            lower, upper = (T.reinterpret("uint32", T.Cast("int32", convert_expression(v, dtype))) for v in pair)
+            word = (lower & T.uint32(0xFF)) | T.shift_left(upper & T.uint32(0xFF), T.uint32(8))
+        index = first_register + first // 4
+        store(registers, index, registers[index] | T.shift_left(word, T.uint32(16)) if first % 4 else word)

@@ -20,6 +20,7 @@ from tvmconv.space import Columns, Config, Knobs, Value, format_value
 from tvmconv.space.search_space import ANY_GPU, ResourceUsage, Space
 from tvmconv.target import BlockLimits, parse_arch_number
 from tvmconv.user_code import translate_user_errors
+from tvmconv.workloads.dtypes import get_tir_dtype
 from tvmconv.workloads.epilogue import STATS
 
 if TYPE_CHECKING:
@@ -387,7 +388,7 @@ class Schedule:
 def _check_arguments(returned_schedule: TirSchedule, w: Workload) -> None:
     """Raise TypeError unless the function `main` of a schedule takes the arguments of the workload."""
     arguments = [(tuple(map(int, p.shape)), str(p.dtype)) for p in returned_schedule.mod["main"].params]
-    expected = list(zip(w.argument_shapes, w.argument_dtypes, strict=True))
+    expected = list(zip(w.argument_shapes, map(get_tir_dtype, w.argument_dtypes), strict=True))
     if arguments != expected:
         raise TypeError(f"the function that it returned takes {arguments}, expected {expected}")
 

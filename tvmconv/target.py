@@ -48,7 +48,9 @@ L1_SECTORS_PER_CLOCK, L2_SECTORS_PER_CLOCK = L1_BYTES_PER_CLOCK // SECTOR_BYTES,
 WAVEFRONTS_PER_CLOCK = 1  # of shared memory
 # A 16×8×16 multiplication takes a clock, and mma.sync reaches 62.9 % of that: Luo et al., see `INSTRUCTION_CLOCKS`.
 CLOCKS_PER_MATRIX_MULTIPLY = 1.6
-TENSOR_CORE_RATE = {"tf32": 8, "float16": 16, "bfloat16": 16}  # approximate multiples of the float32 rate
+# Approximate multiples of the float32 rate.
+TENSOR_CORE_RATE = {"tf32": 8, **dict.fromkeys(("float16", "bfloat16"), 16)}
+TENSOR_CORE_RATE |= dict.fromkeys(("float8_e4m3fn", "float8_e5m2", "int8"), 32)
 
 # Clocks until a result is ready. Arithmetic and moves between register files: Z. Jia et al., "Dissecting the NVIDIA
 # Volta GPU Architecture via Microbenchmarking", 2018, table 4.1. Memory: W. Luo et al., "Benchmarking and Dissecting

@@ -21,7 +21,7 @@ from tvmconv.errors import CompileError
 
 ENCODE_FUNCTION = "tvmconv.tensor_map"  # packed function that lowered host code calls to encode a map
 MAP_BYTES, MAP_ALIGNMENT_BYTES = 128, 64  # size and alignment of CUtensorMap
-DTYPES = ("float16", "bfloat16", "float32")
+DTYPES = ("float16", "bfloat16", "float32", "int32", "uint8")
 CHUNK_BYTES = 16  # strides and copied rows are multiples of this
 MAX_AXES = 5
 MAX_EXTENT, MAX_STRIDE = 1 << 32, (1 << 40) - 1
@@ -157,7 +157,7 @@ def make_tiled_map(
     """Make a map whose copies transfer tiles.
 
     Args:
-        dtype: Dtype of the elements.
+        dtype: Dtype of the elements; those of 8 bits are copied as bytes.
         itemsize: Bytes per element.
         extents: Number of elements along each axis, the innermost first.
         element_offsets: Elements between neighbors along each axis but the innermost.
@@ -165,6 +165,7 @@ def make_tiled_map(
         swizzle: Swizzle span in bytes, see `TensorMap`.
     """
     strides = tuple(stride * itemsize for stride in element_offsets)
+    dtype = "uint8" if itemsize == 1 else dtype
     return TensorMap(dtype, extents, strides, box, (1,) * len(extents), swizzle)
 
 
@@ -181,7 +182,7 @@ def make_im2col_map(
     """Make a map of a dense channels-last image whose copies transfer the pixels under one filter tap.
 
     Args:
-        dtype: Dtype of the elements.
+        dtype: Dtype of the elements; those of 8 bits are copied as bytes.
         itemsize: Bytes per element.
         extents: Channels, pixels along each spatial axis (the innermost first), and images.
         box: Channels and pixels of a copy.
@@ -196,4 +197,5 @@ def make_im2col_map(
         lower_coordinate + (o - 1) * s - (n - 1)
         for lower_coordinate, o, s, n in zip(lower_corner, output_size, pixel_stride, spatial_extents, strict=True)
     )
+    dtype = "uint8" if itemsize == 1 else dtype
     return TensorMap(dtype, extents, strides, box, (1, *pixel_stride, 1), swizzle, lower_corner, upper_corner)

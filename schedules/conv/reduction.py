@@ -9,6 +9,7 @@ from tvm.s_tir import Schedule
 from tvm.s_tir.schedule import LoopRV, SBlockRV
 
 from tvmconv.workloads import Conv
+from tvmconv.workloads.dtypes import EIGHT_BIT_DTYPES
 from tvmconv.workloads.layout import to_storage_order
 
 from ..primitives import inline_consumers
@@ -16,8 +17,9 @@ from ..primitives import inline_consumers
 T = TypeVar("T")
 
 REDUCTION_THREADS = 256  # threads per block of a split-K reduction
-# Products and sums are computed in float32 for all of these dtypes, which is more precise than TF32 requires.
-DTYPES = ("float32", "float16", "bfloat16", "tf32")
+# Products and sums are computed in float32, which is more precise than TF32 requires, and those of integers in int32.
+FLOAT_DTYPES = ("float32", "float16", "bfloat16", "tf32")
+DTYPES = (*FLOAT_DTYPES, *EIGHT_BIT_DTYPES)
 
 
 class ConvLoops(NamedTuple):

@@ -38,6 +38,7 @@ UNARY(sqrt) UNARY(rsqrt) UNARY(fabs) UNARY(floor) UNARY(ceil) UNARY(round) UNARY
 BINARY(pow) BINARY(fmax) BINARY(fmin) BINARY(fmod)
 float __ovld __cnfn fma(float, float, float);
 float __ovld __cnfn mad(float, float, float);
+int __ovld __cnfn select(int, int, int);
 
 #define EXTREMA(type) type __ovld __cnfn max(type, type); type __ovld __cnfn min(type, type);
 EXTREMA(char) EXTREMA(uchar) EXTREMA(short) EXTREMA(ushort) EXTREMA(int) EXTREMA(uint) EXTREMA(long) EXTREMA(ulong)

@@ -4,7 +4,7 @@ import numpy as np
 import tvm
 
 from tvmconv.devices.comparison import compute_relative_error
-from tvmconv.workloads.dtypes import get_numpy_dtype
+from tvmconv.workloads.dtypes import get_numpy_dtype, get_tir_dtype
 
 CONVOLUTIONS = [
     "conv2d:1x1x1x1,1x1x1x1",
@@ -46,9 +46,12 @@ FILTERS = [
 def evaluate(workload, *inputs):
     """What the declaration computes, compiled for the CPU."""
     output = np.full(workload.argument_shapes[-1], np.nan, get_numpy_dtype(workload.argument_dtypes[-1]))
-    arguments = [tvm.runtime.tensor(array) for array in (*inputs, output)]
+    arrays = [
+        array.view(get_tir_dtype(array.dtype.name)) if array.itemsize == 1 else array for array in (*inputs, output)
+    ]
+    arguments = [tvm.runtime.tensor(array) for array in arrays]
     tvm.compile(workload.prim_func(), target="llvm")["main"](*arguments)
-    return arguments[-1].numpy()
+    return arguments[-1].numpy().view(output.dtype)
 
 
 def declares_its_reference(workload):

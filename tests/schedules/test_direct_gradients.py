@@ -91,7 +91,7 @@ def test_every_unrolling_computes_the_same(text, scope):
         ("conv2d_wgrad:2x8x6x5,8x4x3x3,s2,p1,g2,f16,nhwc", {"threads_pixels": 2, "parts": 4, "pixels_x": 1}),
         ("conv2d_wgrad:4x4x6x5,4x1x3x3,s1,p1,g4,nhwc", {"threads_pixels": 1, "parts": 66, "pixels_x": 1}),
         (
-            "conv2d_wgrad:3x12x10x11,12x1x5x4,s2x3,p2x1,d1x2,g12,bf16,nhwc",
+            "conv2d_wgrad:3x4x8x9,4x1x3x2,s2x3,p2x1,d1x2,g4,bf16,nhwc",
             {"prefetch_tile": 1, "parts": 2, "threads_pixels": 2, "pixels_y": 2, "pixels_x": 2},
         ),
         (
@@ -132,9 +132,12 @@ def test_tensor_cores_compute_grouped_gradients(text):
 
 
 BANDS = [
-    ("conv2d_wgrad:3x24x11x19,24x1x5x5,s1,p2,g24,f16,nhwc,add", {"taps_y": 2, "pixels_x": 16, "octets": 2, "parts": 2}),
+    (
+        "conv2d_wgrad:2x16x6x19,16x1x3x5,s1,p1x2,g16,f16,nhwc,add",
+        {"taps_y": 2, "pixels_x": 16, "octets": 2, "parts": 2},
+    ),
     ("conv2d_wgrad:2x16x10x11,16x1x5x4,s2x3,p2x1,d1x2,g16,bf16,nhwc,out-f32", {"strip_rows": 4, "octets": 2}),
-    ("conv3d_wgrad:1x8x3x6x21,8x1x3x1x13,s2x1x1,p1x0x6,g8,f16,nhwc", {"pixels_x": 24, "stages": 3}),
+    ("conv3d_wgrad:1x8x3x3x21,8x1x3x1x13,s2x1x1,p1x0x6,g8,f16,nhwc", {"pixels_x": 24, "stages": 3}),
 ]
 
 

@@ -14,6 +14,7 @@ from tvmconv.builtin.conv.tensor_cores.hopper.schedule import view_for_tma
 import tvmconv as tc
 from tvmconv.analysis.memory.bank_conflicts import count_conflicts
 from tvmconv.analysis.races import find_races
+from tvmconv.registry import find_schedule
 
 HALO, HALO_SMEM = ({**SMALL, "input_loader": loader} for loader in ("halo", "halo_smem"))
 WORKLOADS = (
@@ -25,7 +26,10 @@ WORKLOADS = (
     ("conv2d:1x32x9x10,40x32x3x2,s1x2,p1x0x2x1,d2,f16,bias", {}),
     ("conv2d:2x24x17x16,32x24x3x3,s2,p1,f16,bias,relu", {"block_k_bytes": 32}),
     ("conv2d:2x32x9x11,16x32x1x1,s2,p0,tf32", {}),
-    ("conv2d:2x48x7x7,32x48x1x1,s1,p0,f16,bias", {"producer_warpgroups": 2}),  # all pixels are one line
+    (
+        "conv2d:2x48x7x7,32x48x1x1,s1,p0,f16,bias",
+        {"block_k_bytes": 128, "producer_warpgroups": 2},
+    ),  # all pixels are one line
     ("conv1d:2x32x37,32x32x5,s1,p2,bf16,bias", {}),
     ("conv3d:1x16x4x5x6,24x16x3x3x3,s1,p1,f16", {"block_k_bytes": 32}),
     ("conv2d:1x96x9x9,40x96x3x3,s1,p1,f16,bias,add", {"block_n": 48, "split_k": 3}),
@@ -67,6 +71,16 @@ def test_taps_share_halo_rows(text, config):
     assert emulate.error(kernel.lowered_module, w) <= w.tolerance
     assert find_races(kernel) == []
     assert len(kernel.kernels) == 1 + (max(w.kernel) > 1)  # the weight is converted once
+
+
+def test_a_search_starts_with_each_loader_that_serves_the_workload():
+    for text, loaders in (
+        ("conv2d:2x64x12x10,40x64x3x3,s1,p1,f16", ["converted", "halo", "halo_smem"]),
+        ("conv2d:2x128x14x14,40x128x1x1,s1,p0,f16", ["converted", "cp_async"]),  # several blocks of channels
+    ):
+        configs = find_schedule(tc.parse(text), "hopper").list_starting_configs(tc.parse(text))
+        assert [config["input_loader"] for config in configs[: len(loaders)]] == loaders
+        assert {config.get("input_loader", loaders[0]) for config in configs} == set(loaders)
 
 
 def test_persistent_ctas_load_halo_rows_of_several_tiles(monkeypatch):

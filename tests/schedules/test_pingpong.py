@@ -167,7 +167,7 @@ def test_registers_are_moved_between_producer_and_consumers(config, epilogue, re
 @pytest.mark.parametrize(
     ("text", "config"),
     [
-        ("conv2d_wgrad:2x32x9x8,136x32x3x1,s1,p1x0,f16,nhwc", {**PINGPONG, "block_n": 32, "raster_order": "m"}),
+        ("conv2d_wgrad:1x32x9x8,136x32x3x1,s1,p1x0,f16,nhwc", {**PINGPONG, "block_n": 32, "raster_order": "m"}),
         (
             "conv2d_wgrad:2x32x9x8,136x32x3x1,s2,p1x0,bf16,nhwc,add",
             {**COOPERATIVE, "block_n": 32, "decomposition": "split_last_wave"},

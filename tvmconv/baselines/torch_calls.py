@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 
 from tvmconv.workloads import Conv1d, Conv2d
 from tvmconv.workloads.conv import Conv
+from tvmconv.workloads.dtypes import DTYPES, FLOAT8_DTYPES, FLOAT16, INT8
 from tvmconv.workloads.epilogues.operations import SLOPES
 from tvmconv.workloads.filters import Filter
 from tvmconv.workloads.layout import CHANNELS_LAST, MIXED_LAYOUTS, UNIFORM_LAYOUTS
@@ -30,11 +31,12 @@ FUSED_FUNCTIONS = {
 
 
 def to_tensor(array: NDArray[Any]) -> Any:
-    """Return a PyTorch tensor that shares the memory of an array; bfloat16 of ml_dtypes becomes that of PyTorch."""
+    """Return a PyTorch tensor that shares the memory of an array; dtypes of ml_dtypes become those of PyTorch."""
     import torch
 
-    if array.dtype.name == "bfloat16":
-        return torch.from_numpy(array.view("int16")).view(torch.bfloat16)
+    if array.dtype.name in ("bfloat16", *FLOAT8_DTYPES):
+        bits = torch.from_numpy(array.view(f"int{8 * array.itemsize}"))
+        return bits.view(getattr(torch, array.dtype.name))
     return torch.from_numpy(array)
 
 
@@ -89,6 +91,7 @@ class TorchConvCall:
     prepare: Callable[..., Tensors] = lambda *inputs: inputs
     notes: tuple[str, ...] = ()  # remarks for the description of the baseline
     finish: Callable[[Any], Any] = lambda y: y
+    is_verified: bool = True  # whether the result is Y, with which a reference can be compared
 
 
 def list_calls(w: Conv | Filter) -> list[TorchConvCall]:
@@ -102,7 +105,28 @@ def list_calls(w: Conv | Filter) -> list[TorchConvCall]:
     """
     if isinstance(w, Filter):
         return _list_filter_calls(w)
+    if DTYPES[w.dtype].has_8_bits:
+        return list_float16_calls(w)
     return [call for layout in UNIFORM_LAYOUTS for call in list_calls_in_layout(w, layout)]
+
+
+def list_float16_calls(w: Conv) -> list[TorchConvCall]:
+    """Return the calls that compute a convolution of 8-bit operands in float16, without its epilogue.
+
+    PyTorch has no convolution of 8-bit operands on NVIDIA GPUs. The operands are converted before the timing. Sums of
+    integers may exceed float16, so operands are divided by a power of two, and the results are not verified.
+    """
+    half = replace(w, dtype=FLOAT16.name, out_dtype="", epilogue=())  # type: ignore[type-var]  # operators are dataclasses
+    divisor = 64 if w.dtype == INT8.name else 1
+
+    def make_call(call: TorchConvCall) -> TorchConvCall:
+        def prepare(x: Any, k: Any, *others: Any) -> Tensors:
+            return call.prepare(x.half() / divisor, k.half() / divisor)
+
+        notes = ("operands and result in float16, without the epilogue", *call.notes)
+        return replace(call, prepare=prepare, notes=notes, is_verified=False)
+
+    return [make_call(call) for call in list_calls(half)]
 
 
 def list_calls_in_layout(w: Conv, layout: str) -> list[TorchConvCall]:

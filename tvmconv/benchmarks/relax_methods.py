@@ -14,7 +14,6 @@ import functools
 import json
 import os
 import statistics
-import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator
@@ -24,6 +23,7 @@ from typing import Any
 
 from tvmconv import devices
 from tvmconv.errors import Error, describe_error
+from tvmconv.measure.workers.process import set_parent_death_signal
 
 TIMING_SECONDS = 0.3  # device time of a timing
 NUM_PROFILED_CALLS = 5
@@ -31,7 +31,7 @@ CHANNELS_LAST = {"relax.nn.conv2d": ["NHWC", "OHWI"]}
 
 
 @dataclass(frozen=True)
-class Case:
+class NetworkCase:
     """A network, its dtype and batch, and how it is timed."""
 
     network: str
@@ -77,7 +77,7 @@ class MethodRow:
 class Worker:
     """The network of a case, in PyTorch and in Relax, and the timing of calls. Everything is made when it is needed."""
 
-    def __init__(self, case: Case, write_event: Callable[[dict[str, Any]], None]) -> None:
+    def __init__(self, case: NetworkCase, write_event: Callable[[dict[str, Any]], None]) -> None:
         self.case, self._write_event = case, write_event
         self.device = devices.find_device(case.device)
         self.waited_seconds = 0.0
@@ -356,19 +356,18 @@ METHODS = {
 }
 
 
-def main(argv: list[str]) -> None:
-    """Run the methods of the case whose JSON is the argument. What they print goes to standard error."""
+def main(argv: list[str], parent_pid: int) -> None:
+    """Run the methods of the case whose JSON is the argument, at most until the parent ends. What they print goes to
+    standard error.
+    """
+    set_parent_death_signal(parent_pid)
     events = os.dup(1)
     os.dup2(2, 1)
 
     def write_event(event: dict[str, Any]) -> None:
         os.write(events, f"{json.dumps(event)}\n".encode())
 
-    case = Case(**json.loads(argv[0]))
+    case = NetworkCase(**json.loads(argv[0]))
     worker = Worker(case, write_event)
     for method in case.methods:
         write_event({"event": "row", "row": asdict(worker.run(method))})
-
-
-if __name__ == "__main__":
-    main(sys.argv[1:])

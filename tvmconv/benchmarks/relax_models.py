@@ -31,7 +31,7 @@ from typing import Any
 
 from tvmconv.baselines.metaschedule import make_cuda_environment
 from tvmconv.benchmarks.common import add_device, add_output, find_device, write_report
-from tvmconv.benchmarks.relax_methods import METHODS, Case, MethodRow
+from tvmconv.benchmarks.relax_methods import METHODS, MethodRow, NetworkCase
 from tvmconv.cli import options, output
 from tvmconv.cli.errors import UsageError, print_note
 from tvmconv.experiments.provenance import describe_provenance
@@ -84,10 +84,10 @@ def _find_version(package: str) -> str:
         raise UsageError(f"the benchmark needs the package {package}") from error
 
 
-def _list_cases(args: argparse.Namespace, device: str) -> list[Case]:
+def _list_cases(args: argparse.Namespace, device: str) -> list[NetworkCase]:
     methods = tuple(args.method) or tuple(name for name in METHODS if name != "metaschedule")
     return [
-        Case(
+        NetworkCase(
             network,
             dtype,
             batch,
@@ -106,7 +106,7 @@ def _list_cases(args: argparse.Namespace, device: str) -> list[Case]:
 class _CaseResult:
     """The rows of a case so far, and their files."""
 
-    def __init__(self, case: Case, folder: Path, source: str) -> None:
+    def __init__(self, case: NetworkCase, folder: Path, source: str) -> None:
         self.case, self._folder, self._source = case, folder, source
         self.rows: list[MethodRow] = []
 
@@ -168,10 +168,11 @@ def _run_case(result: _CaseResult, limit: float) -> _CaseResult:
 
 
 @contextlib.contextmanager
-def _start_worker(case: Case, named: Case) -> Iterator[subprocess.Popen[bytes]]:
+def _start_worker(case: NetworkCase, named: NetworkCase) -> Iterator[subprocess.Popen[bytes]]:
     """Start a worker, and end it together with the processes that it started."""
     code = (
-        f"import sys; sys.path[:] = {sys.path!r}; from tvmconv.benchmarks.relax_methods import main; main(sys.argv[1:])"
+        f"import sys; sys.path[:] = {sys.path!r}; from tvmconv.benchmarks.relax_methods import main; "
+        f"main(sys.argv[1:], {os.getpid()})"
     )
     log = Path(case.log).with_name(f"{named.name}.log")
     with log.open("ab") as errors:

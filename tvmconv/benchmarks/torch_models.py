@@ -59,7 +59,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     """Add the options of the benchmark."""
     text = f"Networks of torchvision, or {', '.join(OWN_NETWORKS)}."
     parser.add_argument("networks", nargs="+", metavar="NAME", help=text)
-    options.add_option(parser, "--dtype", None, "Dtype", choices=dtypes.DTYPES_BY_TEXT, default="f16")
+    options.add_option(parser, "--dtype", None, "Dtype", choices=dtypes.MODEL_DTYPES_BY_TEXT, default="f16")
     options.add_option(parser, "--batch", "N", "Batch size", type=options.parse_count, default=1)
     text = "Height and width of the images"
     options.add_option(parser, "--image-size", "N", text, former="--side", type=options.parse_count)

@@ -37,6 +37,7 @@ BENCHMARKS = {
     "winners": "make tables and a chart of the schedules that win by channels, image and batch",
     "time-to-target": "make a table of how soon searches are as fast as a library, from their logs",
     "torch-table": "make a table of the results of torch-models",
+    "relax-table": "make a table of the results of relax-models",
 }
 
 _WITHOUT_TABLE = {"tvmconv.benchmarks.prebuild"}

@@ -34,7 +34,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     text = f"Input of the model, such as {EXAMPLE_TEXT}, in order"
     add_option(parser, "--input", "SIZES", text, type=_parse_input, repeat=True, required=True)
     text = "Dtype of the model and its inputs; tf32 is float32 with TF32 allowed"
-    add_option(parser, "--dtype", None, text, choices=dtypes.DTYPES_BY_TEXT, default="f32")
+    add_option(parser, "--dtype", None, text, choices=dtypes.MODEL_DTYPES_BY_TEXT, default="f32")
     text = (
         f"Memory layout of the model and its inputs; {CHANNELS_LAST} is channels_last (default: {CHANNELS_FIRST} for "
     )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from tvmconv.compiler.device_lowering import lower_module
@@ -57,5 +57,7 @@ def lower_schedule(
         scheduled, knobs = schedule.apply(workload, config)
     with time_phase("lower"), translate_user_errors(f"schedule {schedule.name}", schedule.function.__module__):
         lowered = lower_module(scheduled.mod, target)
+    arrays = zip(lowered.arrays, workload.argument_dtypes, strict=True)  # TIR has the bits of 8-bit floats
+    lowered = replace(lowered, arrays=tuple(replace(array, dtype=dtype) for array, dtype in arrays))
     check_block_limits(lowered.kernels, limits, device_name)
     return LoweringResult(knobs.config, scheduled.mod, lowered)

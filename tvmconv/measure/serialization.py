@@ -15,6 +15,7 @@ from tvmconv.errors import DeviceError
 from tvmconv.jsonfile import JsonValue
 from tvmconv.measure.results import RunnerResult
 from tvmconv.tensor_map import TensorMap
+from tvmconv.workloads.dtypes import FLOAT8_DTYPES
 
 OPEN_FUNCTION = "tvmconv.open"  # packed functions of the worker
 MEASURE_FUNCTION = "tvmconv.measure"
@@ -23,7 +24,7 @@ MAX_GRID_EXTENT = (1 << 31) - 1  # blocks along x; other extents are smaller
 MAX_SHARED_BYTES = 1 << 24
 MAX_ARRAY_ELEMENTS = 1 << 40
 _INTEGERS = tuple(f"{sign}int{bits}" for sign in ("", "u") for bits in (8, 16, 32, 64))
-ARRAY_DTYPES = ("float64", "float32", "float16", "bfloat16", *_INTEGERS, "bool")
+ARRAY_DTYPES = ("float64", "float32", "float16", "bfloat16", *FLOAT8_DTYPES, *_INTEGERS, "bool")
 
 
 @dataclass(frozen=True)

@@ -136,7 +136,8 @@ def main(argv: Sequence[str]) -> None:
     path, index = Path(argv[0]), int(argv[1])
     mod, target = tvm.ir.load_json(path.read_text(encoding="utf-8"))
     machine = relax.VirtualMachine(tvm.compile(mod, target), tvm.cuda(index))
-    sys.stdin.readline()
+    if not sys.stdin.readline():  # the parent has ended
+        return
     for variable, function in mod.functions_items():
         arguments = [_make_argument(param.ty, index) for param in function.params]
         seconds = _time_function(machine[str(variable.name_hint)], arguments, index)

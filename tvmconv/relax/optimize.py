@@ -14,6 +14,7 @@ from tvm.ir import IRModule
 
 from tvmconv.deadline import Deadline
 from tvmconv.errors import Error, ModelError
+from tvmconv.measure.workers.pool import keep_workers_alive
 from tvmconv.relax.comparison import extract_functions, start_timer
 from tvmconv.relax.kernels import CompileTarget, FoundKernel, KernelFinder, resolve_target
 from tvmconv.relax.layouts import Layout, plan_layouts, validate_layout
@@ -194,8 +195,9 @@ def _replace_in_module(
     prepared = prepare_module(mod, has_kernels=target.device is not None)
     planned, lines = _plan_functions(prepared, target, layout)
     workloads = [workload for sites in planned.values() for _, workload in sites]
-    tvm_seconds = {} if seconds is None else _search(prepared, planned, target, finder, seconds)
-    finder.build(workloads)
+    with keep_workers_alive(starts_fork_server=seconds is not None):  # builders of the search compile its results
+        tvm_seconds = {} if seconds is None else _search(prepared, planned, target, finder, seconds)
+        finder.build(workloads)
     replacements: dict[str, list[Replacement]] = {}
     for name, sites in planned.items():
         found = [choose_kernel(finder, name, site, workload, tvm_seconds) for site, workload in sites]

@@ -8,9 +8,11 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 
-from tvmconv.workloads import conv_reference, dtypes, epilogue, layout, pixel_sample, text
+from tvmconv.errors import WorkloadError
+from tvmconv.workloads import conv_reference, dtypes, epilogue, layout, pixel_sample, quantization, text
 from tvmconv.workloads.base import OutputSample
 from tvmconv.workloads.conv_operator import ConvOperator, format_sizes
+from tvmconv.workloads.text import quote
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -27,9 +29,80 @@ class Conv(ConvOperator):
     OPTION_TEXTS: ClassVar[dict[str, str]] = {**ConvOperator.OPTION_TEXTS, "upsample": "up", "cached_frames": "c"}
     MAX_ELEMENTS: ClassVar[int] = text.MAX_ELEMENTS
 
+    # Element type of Y, and of arguments like Y, if operands have 8 bits. The empty text stands for the default of
+    # `quantization.select_output_dtype`, and for the type of other operands.
+    out_dtype: str
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if dtypes.DTYPES[self.dtype].has_8_bits and not self.reads_x_only:
+            raise WorkloadError(
+                f"{dtypes.DTYPES[self.dtype].text}: expected no options c and up with operands of 8 bits"
+            )
+        if dtypes.DTYPES[self.dtype].has_8_bits:
+            num_products = math.prod(self.weight_shape[1:])
+            quantization.validate_output(self.dtype, self.epilogue, self.output_dtype, num_products)
+            if self.out_dtype == quantization.select_output_dtype(self.dtype, self.epilogue):
+                object.__setattr__(self, "out_dtype", "")
+        elif self.out_dtype or epilogue.QUANTIZE in self.epilogue:
+            accepted = ", ".join(dtypes.DTYPES[name].text for name in dtypes.EIGHT_BIT_DTYPES)
+            option = f"out_dtype={quote(self.out_dtype)}" if self.out_dtype else f"epilogue={epilogue.QUANTIZE!r}"
+            raise WorkloadError(f"{option}: expected operands of {accepted}, not {dtypes.DTYPES[self.dtype].text}")
+
+    @property
+    def output_dtype(self) -> str:
+        """Element type of Y, and of arguments like Y.
+
+        Example:
+            >>> import tvmconv as tc
+            >>> tc.parse("conv2d:1x16x8x8,16x16x3x3,s1,p1,e4m3").output_dtype
+            'bfloat16'
+        """
+        if not dtypes.DTYPES[self.dtype].has_8_bits:
+            return self.storage
+        return self.out_dtype or quantization.select_output_dtype(self.dtype, self.epilogue)
+
+    @property
+    def argument_dtypes(self) -> tuple[str, ...]:
+        """Element types of the arguments in memory; arguments per channel or tensor have the accumulator's type."""
+        read = (
+            self.output_dtype if operation.argument_kind == "output" else dtypes.ACCUMULATOR
+            for operation in self.argument_ops
+        )
+        return *(self.storage,) * self.num_operands, *read, self.output_dtype
+
+    @property
+    def tolerance(self) -> float:
+        """Largest relative L2 error of a correct result against `reference`."""
+        dtype = dtypes.DTYPES[self.dtype]
+        return quantization.get_tolerance(self.dtype, self.output_dtype) if dtype.has_8_bits else dtype.tolerance
+
+    def _fit_inputs(self, arrays: tuple[NDArray[Any], ...]) -> tuple[NDArray[Any], ...]:
+        """Return random arguments; those of operations with a `draw` suit the size of the sums of 8-bit operands."""
+        if not dtypes.DTYPES[self.dtype].has_8_bits:
+            return arrays
+        size = quantization.get_sum_size(self.dtype, math.prod(self.weight_shape[1:]))
+        is_scaled = any(op.draw for op in self.argument_ops)
+        arguments = []
+        for op, numbers in zip(self.argument_ops, arrays[2:], strict=True):
+            arguments.append(op.draw(numbers, size, self.output_dtype) if op.draw else numbers)
+            size = 1.0 if op.draw else size
+        operands = (quantization.reduce_operand(x, self.output_dtype, is_scaled=is_scaled) for x in arrays[:2])
+        return *operands, *arguments
+
     def _format_more_options(self) -> list[str]:
+        options = {stored: text for text, stored in quantization.OUT_DTYPES.items()}
         cached = [f"c{self.cached_frames}"] if self.cached_frames else []
-        return [*cached, f"up{format_sizes(self.upsample)}"] if max(self.upsample) > 1 else cached
+        upsampled = [f"up{format_sizes(self.upsample)}"] if max(self.upsample) > 1 else []
+        return [*cached, *upsampled, *([options[self.out_dtype]] if self.out_dtype else [])]
+
+    @classmethod
+    def _parse_option(cls, piece: str) -> tuple[str, Any]:
+        if piece in quantization.OUT_DTYPES:
+            return "out_dtype", quantization.OUT_DTYPES[piece]
+        if piece.startswith(quantization.OUT_PREFIX):
+            raise WorkloadError(f"{quote(piece)}: expected one of {', '.join(quantization.OUT_DTYPES)}")
+        return super()._parse_option(piece)
 
     def _assemble_input(self, inputs: Sequence[NDArray[Any]], *, upsamples: bool = True) -> NDArray[Any]:
         """Return what windows read, of shape (N, C, space): cached frames, then X, upsampled unless not `upsamples`."""
@@ -64,10 +137,11 @@ class Conv(ConvOperator):
             widened = array.astype(np.float64)
             arguments[operation.name] = (
                 widened.reshape(-1, *(1,) * self.spatial_ndim)
-                if operation.argument_kind == "channel"
+                if operation.argument_kind != "output"
                 else layout.move_channels_second(self.output_layout, widened)
             )
-        return layout.to_storage_layout(self.output_layout, epilogue.apply_to_array(self.epilogue, y, arguments))
+        y = quantization.limit_array(epilogue.apply_to_array(self.epilogue, y, arguments), self.output_dtype)
+        return layout.to_storage_layout(self.output_layout, y)
 
     def compute_stats(self, y: NDArray[Any]) -> NDArray[np.float64]:
         """Compute what the operation `stats` returns, from the whole output.
@@ -135,17 +209,19 @@ class Conv(ConvOperator):
         )
         epilogue_arguments = {
             operation.name: dtypes.widen_to_float64(
-                array if operation.argument_kind == "channel" else array.ravel()[positions]
+                array if operation.argument_kind != "output" else array.ravel()[positions]
             )
             for operation, array in zip(self.argument_ops, inputs[self.num_operands :], strict=True)
             if operation.reads_argument
         }
-        values = epilogue.apply_to_array(self.epilogue, sums, epilogue_arguments)
+
+        def apply(values: NDArray[np.float64]) -> NDArray[np.float64]:
+            results = epilogue.apply_to_array(self.epilogue, values, epilogue_arguments)
+            return quantization.limit_array(results, self.output_dtype)
+
+        values = apply(sums)
         error = SIGMA_FACTOR * self.tolerance * scales
-        shifted_errors = [
-            np.abs(epilogue.apply_to_array(self.epilogue, sums + shift, epilogue_arguments) - values)
-            for shift in (error, -error)
-        ]
+        shifted_errors = [np.abs(apply(sums + shift) - values) for shift in (error, -error)]
         min_errors = dtypes.SUM_TOLERANCE * (np.abs(sums) + scales)
         allowed = np.maximum(*shifted_errors) + self.tolerance * np.abs(values) + min_errors
         return OutputSample(

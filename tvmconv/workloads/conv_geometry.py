@@ -284,7 +284,7 @@ class ConvGeometry(Workload):
         )
         operands = (x, k, cache) if self.cached_frames else (x, k)
         y = layout.to_storage_order(self.output_layout, self.output_shape)
-        shapes = {"output": y, "channel": (self.O,), "stats": (2, self.O)}
+        shapes = {"output": y, "channel": (self.O,), "tensor": (1,), "stats": (2, self.O)}
         return *operands, *(shapes[operation.argument_kind or ""] for operation in self.argument_ops), y
 
     @property

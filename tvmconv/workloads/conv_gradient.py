@@ -67,6 +67,8 @@ class DerivedConv(ConvOperator, ABC):
         """The convolution whose stages the declaration has; its sizes are those of `padded`, `weight` and `sum`."""
 
     def _check_views(self) -> None:
+        if dtypes.DTYPES[self.dtype].has_8_bits:
+            raise WorkloadError(f"dtype={quote(self.dtype)}: {self.operator} does not support it")
         if self.returns_stats:
             raise WorkloadError(f"epilogue={quote(epilogue.STATS)}: {self.operator} does not support it")
         for name in self.epilogue:

@@ -14,7 +14,7 @@ from numpy.lib.stride_tricks import sliding_window_view
 from threadpoolctl import threadpool_limits
 
 from tvmconv.arithmetic import ceil_div
-from tvmconv.workloads.dtypes import widen_to_float64
+from tvmconv.workloads.dtypes import FLOAT8_DTYPES, widen_to_float64
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -33,6 +33,8 @@ def convolve(
     in chunks, because all of them take as many times the input's memory as the kernel has taps. The input is (N, C,
     space), the weight (O, C / groups, kernel), and the output (N, O, out).
     """
+    if x.dtype.name in FLOAT8_DTYPES:
+        x = x.astype(np.float16)  # exact, and a type that NumPy views
     spatial_ndim, (filters, _, *kernel) = len(stride), k.shape
     sides = [(0, 0), (0, 0), *zip(padding[:spatial_ndim], padding[spatial_ndim:], strict=True)]
     window = [(taps - 1) * spacing + 1 for taps, spacing in zip(kernel, dilation, strict=True)]

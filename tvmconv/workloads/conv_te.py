@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING
 
 from tvm import te, tirx
 
-from tvmconv.workloads import epilogue
-from tvmconv.workloads.dtypes import ACCUMULATOR
+from tvmconv.workloads import epilogue, quantization
+from tvmconv.workloads.dtypes import ACCUMULATOR, DTYPES, get_tir_dtype
 from tvmconv.workloads.layout import to_storage_order
 
 if TYPE_CHECKING:
@@ -29,21 +29,27 @@ def declare(w: ConvGeometry, convolve: SumDeclaration | None = None) -> tuple[te
     """
     arguments = zip(w.argument_names, w.argument_shapes, w.argument_dtypes, strict=True)
     *tensors, (_, shape, dtype) = arguments
-    inputs = {name: te.placeholder(to_extents(w, shape), dtype, name=name) for name, shape, dtype in tensors}
+    inputs = {
+        name: te.placeholder(to_extents(w, shape), get_tir_dtype(dtype), name=name) for name, shape, dtype in tensors
+    }
     cache = inputs.get(w.CACHE)
     total = convolve(inputs["X"], inputs["K"]) if convolve else _declare_sum(w, inputs["X"], inputs["K"], cache)
-    filters = w.O // w.groups
+    filters, argument_dtypes = w.O // w.groups, dict(zip(w.argument_names, w.argument_dtypes, strict=True))
 
     def compute_output(*indices: tirx.Var) -> tirx.Expr:
         n, o, *position = _move_channels_second(w, indices)
 
         def read_argument(name: str) -> tirx.Expr:
             tensor = inputs[name]
-            return tensor(*indices if len(tensor.shape) > 1 else (o,)).astype(ACCUMULATOR)
+            channel = 0 if tuple(tensor.shape) == (1,) else o
+            element = tensor(*indices if len(tensor.shape) > 1 else (channel,))
+            return quantization.widen_expression(element, argument_dtypes[name])
 
-        return epilogue.apply_to_expression(
-            w.epilogue, total(n, o // filters, o % filters, *position), read_argument
-        ).astype(dtype)
+        value = total(n, o // filters, o % filters, *position)
+        if dtype == total.dtype:  # float32, or int32 without an epilogue
+            return epilogue.apply_to_expression(w.epilogue, value, read_argument)
+        value = epilogue.apply_to_expression(w.epilogue, value.astype(ACCUMULATOR), read_argument)
+        return quantization.convert_expression(value, dtype)
 
     Y = te.compute(
         to_extents(w, shape),
@@ -90,7 +96,7 @@ def declare_padded(w: ConvGeometry, X: te.Tensor, cache: te.Tensor | None = None
             i // factor if factor > 1 else i for i, factor in zip(unpadded_position, w.upsampling, strict=True)
         ]
         value = read_stored((n, g * channels + c), *stored_position)
-        return te.if_then_else(te.all(*tests), value, tirx.const(0, w.storage)) if tests else value
+        return te.if_then_else(te.all(*tests), value, tirx.const(0, get_tir_dtype(w.storage))) if tests else value
 
     return te.compute(
         to_extents(w, (w.N, w.groups, channels, *padded_size)),
@@ -122,6 +128,7 @@ def _declare_sum(w: ConvGeometry, X: te.Tensor, K: te.Tensor, cache: te.Tensor |
 
 def declare_products(w: ConvGeometry, images: te.Tensor, filters: te.Tensor) -> te.Tensor:
     """Declare `sum` from `padded` and `weight`: products over input channels and taps; both are widened first."""
+    accumulator = DTYPES[w.dtype].accumulator
     names = ("rc", *TAP_AXES[w.spatial_ndim])
     extents = to_extents(w, w.weight_shape[1:])
     rc, *taps = (te.reduce_axis((0, size), name) for size, name in zip(extents, names, strict=True))
@@ -129,7 +136,9 @@ def declare_products(w: ConvGeometry, images: te.Tensor, filters: te.Tensor) -> 
     def convolve(n: tirx.Var, g: tirx.Var, o: tirx.Var, *position: tirx.Var) -> tirx.Expr:
         input_position = (i * s + r * d for i, s, r, d in zip(position, w.stride, taps, w.dilation, strict=True))
         x, k = images(n, g, rc, *input_position), filters(g, o, rc, *taps)
-        return te.sum(x.astype(ACCUMULATOR) * k.astype(ACCUMULATOR), axis=[rc, *taps])
+        if accumulator == ACCUMULATOR:
+            x, k = (quantization.widen_operand(operand, w.dtype) for operand in (x, k))
+        return te.sum(x.astype(accumulator) * k.astype(accumulator), axis=[rc, *taps])
 
     shape = (w.N, w.groups, w.O // w.groups, *w.output_size)
     axes = ["n", "g", "o", *OUTPUT_AXES[w.spatial_ndim]]

@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
 ACCUMULATOR = "float32"  # type of all sums, because a 16-bit sum would lose digits with every tap
+INT8_DEVIATION = 48  # standard deviation of random integers; the largest are clipped
 SUM_TOLERANCE = 1e-5  # relative L2 error; float32 sums of 5,000 products err by about 5e-7
 
 
@@ -28,6 +29,12 @@ class Dtype:
     storage: str  # element type of the tensors in memory
     unit_roundoff: float
     ptx: str  # name as an operand of PTX's matrix instructions
+    accumulator: str = ACCUMULATOR  # type of the sums of products
+
+    @property
+    def has_8_bits(self) -> bool:
+        """Whether elements have 8 bits; results then have a type of their own, and operands are exact."""
+        return self.itemsize == 1
 
     @property
     def itemsize(self) -> int:
@@ -47,15 +54,26 @@ FLOAT32 = Dtype("float32", "f32", "float32", 0.0, "f32")
 TF32 = Dtype("tf32", "tf32", "float32", 2.0**-11, "tf32")  # 10 bits of mantissa: NVIDIA A100 whitepaper
 FLOAT16 = Dtype("float16", "f16", "float16", 2.0**-11, "f16")
 BFLOAT16 = Dtype("bfloat16", "bf16", "bfloat16", 2.0**-8, "bf16")
+# 8-bit floats: Micikevicius et al., "FP8 Formats for Deep Learning", 2022. E4M3 has no infinity.
+FLOAT8_E4M3 = Dtype("float8_e4m3fn", "e4m3", "float8_e4m3fn", 2.0**-4, "e4m3")
+FLOAT8_E5M2 = Dtype("float8_e5m2", "e5m2", "float8_e5m2", 2.0**-3, "e5m2")
+INT8 = Dtype("int8", "i8", "int8", 0.0, "s8", accumulator="int32")
 
-DTYPES = {dtype.name: dtype for dtype in (FLOAT32, TF32, FLOAT16, BFLOAT16)}
+DTYPES = {dtype.name: dtype for dtype in (FLOAT32, TF32, FLOAT16, BFLOAT16, FLOAT8_E4M3, FLOAT8_E5M2, INT8)}
+FLOAT8_DTYPES = (FLOAT8_E4M3.name, FLOAT8_E5M2.name)
+EIGHT_BIT_DTYPES = (*FLOAT8_DTYPES, INT8.name)
 DTYPES_BY_TEXT = {dtype.text: dtype for dtype in DTYPES.values()}
+# Dtypes of models and their convolutions in PyTorch, by text.
+MODEL_DTYPES_BY_TEXT = {text: dtype for text, dtype in DTYPES_BY_TEXT.items() if dtype.name not in EIGHT_BIT_DTYPES}
 
 
 def round_operand(name: str, array: NDArray[np.float32]) -> NDArray[Any]:
     """Round finite numbers to an operand's data type, to nearest even. Elements of TF32 are stored as float32 with the
-    lower 13 of the 23 bits of their mantissa set to zero.
+    lower 13 of the 23 bits of their mantissa set to zero. Numbers of standard deviation 1 become integers of standard
+    deviation `INT8_DEVIATION`.
     """
+    if name == INT8.name:
+        return np.clip(np.rint(array * np.float32(INT8_DEVIATION)), -128, 127).astype(np.int8)
     if name not in (TF32.name, BFLOAT16.name):
         return array.astype(get_numpy_dtype(DTYPES[name].storage), copy=False)
     bits = np.ascontiguousarray(array, np.float32).view(np.uint32)
@@ -80,12 +98,17 @@ def validate_dtype(name: object) -> Dtype:
 
 
 def get_numpy_dtype(name: str) -> np.dtype:
-    """Return NumPy's dtype of an element type; bfloat16 is the one of ml_dtypes."""
-    if name == "bfloat16":
+    """Return NumPy's dtype of an element type; bfloat16 and 8-bit floats are those of ml_dtypes."""
+    if name == "bfloat16" or name in FLOAT8_DTYPES:
         import ml_dtypes
 
-        return np.dtype(ml_dtypes.bfloat16)
+        return np.dtype(getattr(ml_dtypes, name))
     return np.dtype(name)
+
+
+def get_tir_dtype(name: str) -> str:
+    """Return the dtype of an element type in TIR, where 8-bit floats are bits: TVM 0.27 converts them wrongly."""
+    return "uint8" if name in FLOAT8_DTYPES else name
 
 
 def get_itemsize(name: str) -> int:

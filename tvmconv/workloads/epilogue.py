@@ -34,19 +34,23 @@ class EpilogueOp:
     compute: Callable[..., tirx.Expr] = field(repr=False)
     # The same function on float64 arrays, which broadcast against each other.
     reference: Callable[..., NDArray[np.float64]] = field(repr=False)
-    # `channel` for one number per output channel in the accumulator's type, `output` for a tensor of the output's shape
-    # and type, None for an operation without an argument. `stats` is a second result: mean and variance of each output
-    # channel, of shape (2, O) in the accumulator's type.
-    argument_kind: Literal["channel", "output", "stats"] | None = None
+    # `channel` for one number per output channel in the accumulator's type, `tensor` for one number in that type,
+    # `output` for a tensor of the output's shape and type, None for an operation without an argument. `stats` is a
+    # second result: mean and variance of each output channel, of shape (2, O) in the accumulator's type.
+    argument_kind: Literal["channel", "output", "tensor", "stats"] | None = None
     # Whether the operation only adds its argument; an accumulator may then start from the argument.
     is_addition: bool = False
+    # Function from standard normal numbers, the typical size of the operation's input, and the storage dtype of the
+    # output to the argument of a test. None for the numbers themselves.
+    draw: Callable[[NDArray[np.float32], float, str], NDArray[np.float32]] | None = field(default=None, repr=False)
 
     @property
     def reads_argument(self) -> bool:
         """Whether the operation reads its argument."""
-        return self.argument_kind in ("channel", "output")
+        return self.argument_kind in ("channel", "output", "tensor")
 
 
+QUANTIZE = "quantize"  # operation before an output of 8 bits
 STATS = "stats"  # operation that leaves the output as it is, and returns the statistics of its channels
 
 _registry: dict[str, EpilogueOp] = {}

@@ -12,10 +12,10 @@ from tvmconv.workloads.conv_gradient import DerivedConv
 
 from ..default import default as schedule_convolution
 from ..gradient_operators import ALL
-from ..reduction import DTYPES
+from ..reduction import FLOAT_DTYPES
 
 
-@schedule(*ALL, dtypes=DTYPES, baseline=True)
+@schedule(*ALL, dtypes=FLOAT_DTYPES, baseline=True)
 def default(s: Schedule, w: DerivedConv, k: Knobs) -> None:
     """Bind rows of the result to blocks and columns to threads."""
     schedule_convolution(s, w.as_convolution, k)

@@ -19,13 +19,13 @@ from ..nhwc_direct import depthwise_dgrad
 from ..nhwc_direct.depthwise_nhwc import DepthwiseNhwcKernel
 from ..nhwc_direct.strip_knobs import declare_knobs
 from ..nhwc_direct.strip_thread import build_conv_schedule
-from ..reduction import DTYPES
+from ..reduction import FLOAT_DTYPES
 from ..transposed_view import TransposedView
 
 
 @schedule(
     *(*DGRAD, *TRANSPOSE),
-    dtypes=DTYPES,
+    dtypes=FLOAT_DTYPES,
     usage=depthwise_dgrad.compute_usage,
     condition=all_of(CHANNELS_FIRST_LAYOUT, depthwise_dgrad.has_gradient_per_channel, depthwise_dgrad.SMALL_STRIDE),
     search_if=depthwise_dgrad.has_gradient_per_channel,

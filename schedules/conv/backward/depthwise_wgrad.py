@@ -16,12 +16,12 @@ from tvmconv.workloads.conv_gradient import WeightGradient
 from ..gradient_operators import WGRAD
 from ..nhwc_direct.wgrad_config import compute_usage, declare_knobs
 from ..nhwc_direct.wgrad_kernel import build_wgrad_schedule
-from ..reduction import DTYPES, has_filter_per_channel
+from ..reduction import FLOAT_DTYPES, has_filter_per_channel
 
 
 @schedule(
     *WGRAD,
-    dtypes=DTYPES,
+    dtypes=FLOAT_DTYPES,
     usage=compute_usage,
     condition=all_of(CHANNELS_FIRST_LAYOUT, has_filter_per_channel),
     search_if=has_filter_per_channel,

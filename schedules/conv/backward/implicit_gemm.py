@@ -17,12 +17,12 @@ from tvmconv.workloads.conv_gradient import DerivedConv
 
 from .. import implicit_gemm as convolution
 from ..gradient_operators import ALL
-from ..reduction import DTYPES
+from ..reduction import FLOAT_DTYPES
 
 
 @schedule(
     *ALL,
-    dtypes=DTYPES,
+    dtypes=FLOAT_DTYPES,
     usage=lambda w, columns: convolution.compute_usage(w.as_convolution, columns),
     search_if=lambda w: True,
 )

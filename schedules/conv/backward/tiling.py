@@ -18,11 +18,11 @@ from tvmconv.workloads import Conv2d
 from tvmconv.workloads.conv_gradient import DerivedConv
 
 from ..axis_tiles import compute_staged_bytes, declare_tile_knobs
-from ..reduction import DTYPES
+from ..reduction import FLOAT_DTYPES
 from ..tiling import OUTPUT_FACTORS, REDUCTION_FACTORS, tile_convolution
 
 
-@schedule("conv2d_dgrad", "conv2d_wgrad", "conv2d_transpose", dtypes=DTYPES)
+@schedule("conv2d_dgrad", "conv2d_wgrad", "conv2d_transpose", dtypes=FLOAT_DTYPES)
 def tiling(s: Schedule, w: DerivedConv, k: Knobs) -> None:
     """Tile results as (block, thread, local) and reductions as (step, substep, tap)."""
     conv = cast(Conv2d, w.as_convolution)

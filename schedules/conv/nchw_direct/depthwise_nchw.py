@@ -27,7 +27,7 @@ from ..nhwc_direct.depthwise_nhwc import DepthwiseConfig, DepthwiseNhwcKernel
 from ..nhwc_direct.strip_config import THREADS_C_CHOICES
 from ..nhwc_direct.strip_knobs import declare_knobs
 from ..nhwc_direct.strip_thread import build_conv_schedule
-from ..reduction import DTYPES, has_filter_per_channel
+from ..reduction import FLOAT_DTYPES, has_filter_per_channel
 from ..tile_config import Rule
 from ..transposed_view import TransposedView
 
@@ -56,7 +56,7 @@ def is_promising(w: Conv) -> bool:
 
 @schedule(
     *("conv1d", "conv2d", "conv3d"),
-    dtypes=DTYPES,
+    dtypes=FLOAT_DTYPES,
     usage=DepthwiseNchwConfig.compute_usage,
     condition=all_of(CHANNELS_FIRST_LAYOUT, has_filter_per_channel),
     search_if=is_promising,

@@ -30,7 +30,7 @@ from ..nhwc_direct.grouped_nhwc import (
 from ..nhwc_direct.strip_config import THREADS_C_CHOICES, StripConfig
 from ..nhwc_direct.strip_knobs import declare_knobs
 from ..nhwc_direct.strip_thread import build_conv_schedule
-from ..reduction import DTYPES
+from ..reduction import FLOAT_DTYPES
 from ..tile_config import Rule
 from ..transposed_view import TransposedView
 from .depthwise_nchw import LIMIT_OF_THREADS_Z
@@ -61,7 +61,7 @@ def is_promising(w: Conv) -> bool:
 
 @schedule(
     *("conv1d", "conv2d", "conv3d"),
-    dtypes=DTYPES,
+    dtypes=FLOAT_DTYPES,
     usage=GroupedNchwConfig.compute_usage,
     condition=all_of(CHANNELS_FIRST_LAYOUT, has_groups),
     search_if=is_promising,

@@ -29,7 +29,7 @@ from tvmconv.workloads.text import join_sizes
 
 from ..gradient_operators import DGRAD, TRANSPOSE
 from ..plane_shape import PlaneShape
-from ..reduction import DTYPES
+from ..reduction import FLOAT_DTYPES
 from ..transposed_view import TransposedView
 from .depthwise_nhwc import DepthwiseConfig, DepthwiseNhwcKernel
 from .strip_knobs import declare_knobs
@@ -72,7 +72,7 @@ def compute_usage(w: InputGradient, columns: Columns) -> ResourceUsage:
 
 @schedule(
     *(*DGRAD, *TRANSPOSE),
-    dtypes=DTYPES,
+    dtypes=FLOAT_DTYPES,
     usage=compute_usage,
     condition=all_of(CHANNELS_LAST_LAYOUT, has_gradient_per_channel, SMALL_STRIDE),
     search_if=has_gradient_per_channel,

@@ -42,7 +42,7 @@ from tvmconv.workloads import Conv
 from tvmconv.workloads.dtypes import get_itemsize
 
 from ...tir_builder import serial_loop, unrolled_loop
-from ..reduction import DTYPES, has_filter_per_channel
+from ..reduction import FLOAT_DTYPES, has_filter_per_channel
 from ..transposed_view import TransposedView
 from .strip_config import WORD_BYTES, OperandTraffic, StripConfig
 from .strip_knobs import declare_knobs
@@ -114,7 +114,7 @@ class DepthwiseConfig(StripConfig):
 
 @schedule(
     *("conv1d", "conv2d", "conv3d"),
-    dtypes=DTYPES,
+    dtypes=FLOAT_DTYPES,
     usage=lambda w, columns: DepthwiseConfig.compute_usage(w.to_channels_last(), columns),
     condition=all_of(SOME_CHANNELS_LAST, has_filter_per_channel),
     search_if=has_filter_per_channel,

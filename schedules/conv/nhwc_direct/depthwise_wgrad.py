@@ -18,14 +18,14 @@ from tvmconv.space import Knobs
 from tvmconv.workloads.conv_gradient import WeightGradient
 
 from ..gradient_operators import WGRAD
-from ..reduction import DTYPES, has_filter_per_channel
+from ..reduction import FLOAT_DTYPES, has_filter_per_channel
 from .wgrad_config import compute_usage, declare_knobs, list_starting_configs
 from .wgrad_kernel import build_wgrad_schedule
 
 
 @schedule(
     *WGRAD,
-    dtypes=DTYPES,
+    dtypes=FLOAT_DTYPES,
     usage=compute_usage,
     condition=all_of(CHANNELS_LAST_LAYOUT, has_filter_per_channel),
     search_if=has_filter_per_channel,

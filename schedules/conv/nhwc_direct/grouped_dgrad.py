@@ -21,7 +21,7 @@ from tvmconv.workloads.conv_gradient import InputGradient
 
 from ..gradient_operators import DGRAD, TRANSPOSE
 from ..plane_shape import PlaneShape
-from ..reduction import DTYPES
+from ..reduction import FLOAT_DTYPES
 from ..transposed_view import TransposedView
 from .depthwise_dgrad import SMALL_STRIDE
 from .grouped_nhwc import MAX_GRADIENT_GROUP_CHANNELS, GroupedConfig, GroupedNhwcKernel
@@ -52,7 +52,7 @@ def has_small_gradient_groups(w: InputGradient) -> bool:
 
 @schedule(
     *(*DGRAD, *TRANSPOSE),
-    dtypes=DTYPES,
+    dtypes=FLOAT_DTYPES,
     usage=lambda w, columns: GroupedGradientConfig.compute_usage(TransposedView.from_workload(w), columns),
     condition=all_of(CHANNELS_LAST_LAYOUT, has_gradient_groups, SMALL_STRIDE),
     search_if=has_small_gradient_groups,

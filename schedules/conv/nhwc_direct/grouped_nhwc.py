@@ -28,7 +28,7 @@ from tvmconv.workloads import Conv
 from tvmconv.workloads.dtypes import get_itemsize
 
 from ...tir_builder import serial_loop, unrolled_loop
-from ..reduction import DTYPES
+from ..reduction import FLOAT_DTYPES
 from ..transposed_view import TransposedView
 from .strip_config import MAX_LOAD_BYTES, VECTOR_CHOICES, WORD_BYTES, OperandTraffic, StripConfig
 from .strip_knobs import declare_knobs
@@ -97,7 +97,7 @@ def can_fill_tensor_cores(w: Conv) -> bool:
 
 @schedule(
     *("conv1d", "conv2d", "conv3d"),
-    dtypes=DTYPES,
+    dtypes=FLOAT_DTYPES,
     usage=lambda w, columns: GroupedConfig.compute_usage(w.to_channels_last(), columns),
     condition=all_of(SOME_CHANNELS_LAST, has_groups),
     search_if=lambda w: has_groups(w) and w.C // w.groups <= MAX_GROUP_CHANNELS,

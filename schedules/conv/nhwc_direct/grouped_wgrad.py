@@ -14,7 +14,7 @@ from tvmconv.space import Knobs
 from tvmconv.workloads.conv_gradient import WeightGradient
 
 from ..gradient_operators import WGRAD
-from ..reduction import DTYPES
+from ..reduction import FLOAT_DTYPES
 from .grouped_nhwc import MAX_GRADIENT_GROUP_CHANNELS, has_groups
 from .wgrad_config import compute_usage, declare_knobs, list_starting_configs
 from .wgrad_kernel import build_wgrad_schedule
@@ -22,7 +22,7 @@ from .wgrad_kernel import build_wgrad_schedule
 
 @schedule(
     *WGRAD,
-    dtypes=DTYPES,
+    dtypes=FLOAT_DTYPES,
     usage=compute_usage,
     condition=all_of(CHANNELS_LAST_LAYOUT, has_groups),
     search_if=lambda w: has_groups(w) and w.C // w.groups <= MAX_GRADIENT_GROUP_CHANNELS,

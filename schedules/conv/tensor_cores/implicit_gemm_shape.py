@@ -10,6 +10,7 @@ from tvmconv.workloads import Conv
 from tvmconv.workloads.dtypes import get_itemsize
 
 VECTOR_BYTES = 16  # maximum number of bytes of one cp.async; also the bytes of an `ldmatrix` row
+MAX_VECTOR_ELEMENTS = 8  # elements of the output that a thread stores at a time, whose sums are in registers
 ACCUMULATOR_BYTES = 4  # bytes of a float32 accumulator
 
 
@@ -26,6 +27,17 @@ class ImplicitGemmShape(NamedTuple):
     spatial_ndim: int  # number of spatial axes
     residues: int = 1  # number of residue classes of the pixels, each with a product of its own
     frames: int = 1  # number of frames of the output, each with a product of its own, if tiles do not cross frames
+    result_itemsize: int = 0  # bytes of an element of the output; 0 if it has those of an operand element
+
+    @property
+    def output_itemsize(self) -> int:
+        """Bytes of an element of the output."""
+        return self.result_itemsize or self.itemsize
+
+    @property
+    def output_vector(self) -> int:
+        """Elements of the output that a thread stores at a time, in 16 bytes at most."""
+        return min(MAX_VECTOR_ELEMENTS, VECTOR_BYTES // self.output_itemsize)
 
     @property
     def num_products(self) -> int:
@@ -48,6 +60,7 @@ class ImplicitGemmShape(NamedTuple):
             get_itemsize(w.storage),
             w.min_bytes,
             w.spatial_ndim,
+            result_itemsize=get_itemsize(w.argument_dtypes[-1]),
         )
 
 

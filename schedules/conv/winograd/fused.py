@@ -54,7 +54,7 @@ from ...tir_builder import (
     vectorized_loop,
 )
 from ..direct_config import ACCUMULATOR_BYTES
-from ..reduction import DTYPES
+from ..reduction import FLOAT_DTYPES
 from .cook_toom import FractionMatrix, make_winograd_matrices
 from .fused_config import WinogradTileConfig, compute_usage, declare_knobs, estimate_seconds
 from .knobs import is_supported
@@ -66,7 +66,7 @@ FILTER_TRANSFORM_THREADS = 128  # threads per block
 
 @schedule(
     "conv2d",
-    dtypes=DTYPES,
+    dtypes=FLOAT_DTYPES,
     usage=compute_usage,
     condition=all_of(ONE_GROUP, STRIDE_1, DILATION_1, is_supported),
     estimate_seconds=estimate_seconds,

@@ -34,7 +34,7 @@ from tvmconv.workloads.layout import CHANNELS_FIRST, to_storage_order
 from ...primitives import get_loop_extent, hoist_guards, inline_producers, mark_constant_args
 from ..block_tiling import pipeline_operand_copies, split_reduction, tile_output
 from ..direct_config import VECTOR_ELEMENTS, DirectTileConfig
-from ..reduction import DTYPES
+from ..reduction import FLOAT_DTYPES
 from .knobs import WinogradTileGrid, compute_usage, declare_knobs, estimate_seconds, is_promising, is_supported
 from .te_stages import declare_winograd
 
@@ -43,7 +43,7 @@ TRANSFORM_THREADS = 128  # threads per block of a transform
 
 @schedule(
     "conv2d",
-    dtypes=DTYPES,
+    dtypes=FLOAT_DTYPES,
     usage=compute_usage,
     condition=all_of(ONE_GROUP, STRIDE_1, DILATION_1, is_supported),
     search_if=is_promising,

@@ -62,7 +62,7 @@ extern "C" __global__ void compare(const T* output, const long long* positions, 
   double sum = 0, worst = 0;
   long long step = (long long)gridDim.x * blockDim.x;
   for (long long i = blockIdx.x * (long long)blockDim.x + threadIdx.x; i < count; i += step) {
-    double value = (double)(float)output[positions ? positions[i] : i];
+    double value = (double)(V)output[positions ? positions[i] : i];
     double difference = reference ? fabs(value - reference[i]) : isfinite(value) ? 0 : fabs(value);
     if (adds_errors) sum += difference * difference;
     if (allowed && difference > worst * allowed[i]) worst = difference / allowed[i];  // a NaN is in the sum
@@ -72,10 +72,14 @@ extern "C" __global__ void compare(const T* output, const long long* positions, 
   if (worst != 0) atomicMax((unsigned long long*)results + 1, (unsigned long long)__double_as_longlong(worst));
 }
 """
-_ELEMENT_DEFINITIONS = {
-    "float32": "#define T float",
-    "float16": "#include <cuda_fp16.h>\n#define T __half",
-    "bfloat16": "#include <cuda_bf16.h>\n#define T __nv_bfloat16",
+_ELEMENT_DEFINITIONS = {  # T is the type of an element, and V one that has its value
+    "float32": "#define T float\n#define V float",
+    "float16": "#include <cuda_fp16.h>\n#define T __half\n#define V float",
+    "bfloat16": "#include <cuda_bf16.h>\n#define T __nv_bfloat16\n#define V float",
+    "int32": "#define T int\n#define V int",
+    "int8": "#define T signed char\n#define V int",
+    "float8_e4m3fn": "#include <cuda_fp8.h>\n#define T __nv_fp8_e4m3\n#define V float",
+    "float8_e5m2": "#include <cuda_fp8.h>\n#define T __nv_fp8_e5m2\n#define V float",
 }
 
 

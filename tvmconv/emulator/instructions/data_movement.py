@@ -18,6 +18,7 @@ from tvmconv.emulator.state import EmulatorState, ExpressionCode, Mask, TirTrans
 from tvmconv.emulator.threads import CLUSTER_WINDOW_BYTES, Lanes
 from tvmconv.target import WARP_SIZE
 from tvmconv.workloads.dtypes import get_numpy_dtype
+from tvmconv.workloads.quantization import LIMITS
 
 
 @executes("ld", "ld_vec")
@@ -248,6 +249,19 @@ def _convert_pair(op: Instruction, mask: Mask) -> None:
     dtype = get_numpy_dtype("float16" if "f16x2" in op.modifiers else "bfloat16")
     upper, lower = _convert_bits(values, dtype).astype(np.uint32)
     op.write(mask, (upper << np.uint32(16) | lower)[:, None])
+
+
+@executes("cvt_f8x2_f32")
+def _convert_pair_to_8_bits(op: Instruction, mask: Mask) -> None:
+    """cvt.rn.satfinite{.relu}.{e4m3x2,e5m2x2}.f32 d, a, b: as above, to 16 bits; large numbers saturate, NaN stays."""
+    if not op.state.is_checked:
+        op.evaluate(1, 2, mask)
+        return op.mark_written(1, mask)
+    values = op.read(1, 2, mask, 4).view(np.float32)
+    values = np.maximum(values, 0) if "relu" in op.modifiers else values
+    name = "float8_e4m3fn" if "e4m3x2" in op.modifiers else "float8_e5m2"
+    upper, lower = np.clip(values, *LIMITS[name]).astype(get_numpy_dtype(name)).view(np.uint8).astype(np.uint16)
+    op.write(mask, (upper << np.uint16(8) | lower)[:, None])
 
 
 def round_to_tf32(bits: NDArray[np.uint32], rounding: str) -> NDArray[np.uint32]:

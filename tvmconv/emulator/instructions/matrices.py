@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from tvmconv.emulator.instructions.eight_bit_sums import add_float8_products, add_integer_products
 from tvmconv.emulator.instructions.operands import Instruction, executes
 from tvmconv.emulator.state import EmulatorState, Mask
 from tvmconv.emulator.threads import Lanes
@@ -122,9 +123,12 @@ class MmaShape:
 
 
 _OPERANDS = {"f16": ("float16", 2), "bf16": ("bfloat16", 2), "tf32": ("float32", 1)}
+_EIGHT_BIT_OPERANDS = {"e4m3": ("float8_e4m3fn", 4), "e5m2": ("float8_e5m2", 4), "s8": ("int8", 4)}
+_OPERANDS |= _EIGHT_BIT_OPERANDS
 _SHAPES = {
     *(("m16n8k16", "f16"), ("m16n8k8", "f16"), ("m16n8k16", "bf16")),
     *(("m16n8k8", "bf16"), ("m16n8k8", "tf32"), ("m16n8k4", "tf32")),
+    *(("m16n8k32", name) for name in _EIGHT_BIT_OPERANDS),
 }
 
 
@@ -139,12 +143,15 @@ def decode_elements(shape: MmaShape, bits: NDArray[Any]) -> NDArray[np.float32]:
     """Return the elements in registers, of shape (elements, lanes), as float32 as they are multiplied."""
     if shape.elements_per_register == 1:  # tensor cores read only 10 bits of the mantissa of float32
         return (bits & np.uint32(0xFFFFE000)).view(np.float32)
+    if shape.elements_per_register == 4:
+        quarters = np.stack([bits >> np.uint32(8 * e) & np.uint32(0xFF) for e in range(4)], axis=1).astype(np.uint8)
+        return quarters.reshape(-1, bits.shape[1]).view(get_numpy_dtype(shape.dtype)).astype(np.float32)
     halves = np.stack([bits & np.uint32(0xFFFF), bits >> np.uint32(16)], axis=1).astype(np.uint16)
     return halves.reshape(-1, bits.shape[1]).view(get_numpy_dtype(shape.dtype)).astype(np.float32)
 
 
 def multiply_fragments(
-    shape: MmaShape, a: NDArray[np.float32], b: NDArray[np.float32], c: NDArray[np.float32]
+    shape: MmaShape, a: NDArray[np.float32], b: NDArray[np.float32], c: NDArray[Any]
 ) -> NDArray[np.uint32]:
     """Return the bits of D from the elements of each lane, each of shape (elements, lanes), with sums in float32.
 
@@ -155,7 +162,13 @@ def multiply_fragments(
     a = a.reshape(num_k_groups, 2, packed, -1, 8, 4).transpose(3, 1, 4, 0, 5, 2).reshape(-1, 16, shape.k)
     b = b.reshape(num_k_groups, packed, -1, 8, 4).transpose(2, 0, 4, 1, 3).reshape(-1, shape.k, 8)
     c = c.reshape(2, 2, -1, 8, 4).transpose(2, 0, 3, 4, 1).reshape(-1, 16, 8)
-    d = np.matmul(a, b) + c
+    d: NDArray[Any]
+    if shape.dtype == "int8":
+        d = add_integer_products(a, b.transpose(0, 2, 1), c.view(np.uint32))
+    elif shape.elements_per_register == 4:
+        d = add_float8_products(a, b.transpose(0, 2, 1), c)
+    else:
+        d = np.matmul(a, b) + c
     return np.ascontiguousarray(d.reshape(-1, 2, 8, 4, 2).transpose(1, 4, 0, 2, 3).reshape(4, -1)).view(np.uint32)
 
 
@@ -166,11 +179,12 @@ def notify_arithmetic(state: EmulatorState, shape: MmaShape, lanes: Lanes) -> No
             state.observer.on_operation(name, lanes, 16 * 8 * shape.k // WARP_SIZE, 4)
 
 
-@executes("mma")
+@executes("mma", "mma_int")
 def _mma(op: Instruction, mask: Mask) -> None:
-    """mma.sync.aligned.SHAPE.row.col.f32.A.B.f32 d, a, b, c."""
+    """mma.sync.aligned.SHAPE.row.col.f32.A.B.f32 d, a, b, c, or with s32 and s8."""
     size, a_layout, b_layout, *dtype_names = op.modifiers[2:]
-    if (a_layout, b_layout) != ("row", "col") or len(dtype_names) != 4 or dtype_names[::3] != ["f32", "f32"]:
+    sums = "s32" if "s8" in dtype_names else "f32"
+    if (a_layout, b_layout) != ("row", "col") or len(dtype_names) != 4 or dtype_names[::3] != [sums, sums]:
         raise op.unsupported()
     shape = find_shape(size, set(dtype_names[1:3]), str(op))
     num_a, num_b = shape.num_a_registers, shape.num_b_registers

@@ -7,12 +7,13 @@ and Shared Memory Matrix Layouts".
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from tvmconv.emulator.errors import ExecutionError, RaceError
+from tvmconv.emulator.instructions.eight_bit_sums import add_float8_products, add_integer_products
 from tvmconv.emulator.instructions.operands import Instruction, executes, require_uniform, translates
 from tvmconv.emulator.instructions.tma import swizzle_addresses
 from tvmconv.emulator.memory.registers import RegisterBuffer
@@ -24,7 +25,9 @@ from tvmconv.target import WARP_SIZE, WARPGROUP_SIZE
 from tvmconv.workloads.dtypes import get_numpy_dtype
 
 TILE_M, K_BYTES = 64, 32
-_DTYPES = {"f16": "float16", "bf16": "bfloat16", "tf32": "float32", "e4m3": "float8_e4m3fn", "e5m2": "float8_e5m2"}
+_DTYPES = {"f16": "float16", "bf16": "bfloat16", "tf32": "float32"}
+_FLOAT8_DTYPES = {"e4m3": "float8_e4m3fn", "e5m2": "float8_e5m2"}
+_DTYPES |= {**_FLOAT8_DTYPES, "s8": "int8"}
 _SWIZZLES = {0: 0, 1: 128, 2: 64, 3: 32}
 _ADDRESS_FIELD_MASK = 0x3FFF  # a descriptor has addresses and distances in units of 16 bytes
 
@@ -97,18 +100,28 @@ class _Operand(NamedTuple):
 
 
 class _Multiply:
-    """wgmma.mma_async.sync.aligned.m64nNkK.f32.A.B d, descriptors of A and B, scale-d, signs{, transposed}."""
+    """wgmma.mma_async.sync.aligned.m64nNkK.f32.A.B d, descriptors of A and B, scale-d, signs{, transposed}.
+
+    The form .s32.s8.s8 has no signs.
+    """
 
     def __init__(self, op: Instruction) -> None:
         size, accum_type, *dtype_names = op.modifiers[3:7]
         n = int(size.removeprefix("m64n").partition("k")[0])
-        if accum_type != "f32" or len(dtype_names) != 2 or not set(dtype_names) <= set(_DTYPES):
+        is_integer = dtype_names == ["s8", "s8"]
+        if (
+            accum_type != ("s32" if is_integer else "f32")
+            or len(dtype_names) != 2
+            or not set(dtype_names) <= set(_DTYPES)
+        ):
             raise op.unsupported()
         buffers, self._index_codes = zip(*(op.registers(index) for index in range(n // 2)), strict=True)
         registers: RegisterBuffer = buffers[0]
         if any(buffer is not registers for buffer in buffers):
             raise AnalysisError(f"{op} has accumulators in several register buffers, which is not supported")
-        signs = [op.constant(index) for index in (n // 2 + 3, n // 2 + 4)]
+        signs = [1, 1] if is_integer else [op.constant(index) for index in (n // 2 + 3, n // 2 + 4)]
+        self._has_float8 = dtype_names[0] in _FLOAT8_DTYPES
+        self._is_integer = is_integer
         mn_majors = [bool(op.constant(index)) for index in range(n // 2 + 5, op.num_operands)] or [False, False]
         self._op, self._state, self._registers, self._n = op, op.state, registers, n
         self._sign = np.float32(signs[0] * signs[1])
@@ -142,17 +155,27 @@ class _Multiply:
         if self._accumulators.needs_fence[lanes // WARP_SIZE].any():
             raise RaceError(f"race: {op} into {self._accumulators.name} with no wgmma.fence after their last access")
         chunks, factors = zip(*(self._load_operand(each, mask, warpgroups) for each in self._operands), strict=True)
-        sums = np.matmul(factors[0], factors[1].transpose(0, 2, 1)) * self._sign
         keeps = state.select_lane_values(op.code(self._n // 2 + 2)(mask), lanes).astype(bool).reshape(warpgroups.shape)
         if (keeps != keeps[:, :1]).any():
             raise ExecutionError(f"{op} has a scale-d predicate that differs within a warpgroup")
         rows = self._mark_accumulators(lanes)
+        previous = None
         if keeps.any():
-            previous = _collect_accumulators(data[rows[:, None], lanes])
-            sums = sums + np.where(keeps[:, :1, None], previous, np.float32(0))
-        data[rows[:, None], lanes] = _distribute_accumulators(sums)
+            previous = np.where(
+                keeps[:, :1, None], _collect_accumulators(data[rows[:, None], lanes]), data.dtype.type(0)
+            )
+        data[rows[:, None], lanes] = _distribute_accumulators(self._add_products(factors[0], factors[1], previous))
         state.wgmma_groups.issue(warpgroups[:, 0], np.concatenate(chunks, axis=1), (self._accumulators, rows))
         self._notify_arithmetic(lanes)
+
+    def _add_products(self, a: NDArray[Any], b: NDArray[Any], previous: NDArray[Any] | None) -> NDArray[Any]:
+        """Return the new accumulators."""
+        if self._is_integer:
+            return add_integer_products(a, b, previous)
+        if self._has_float8:
+            return add_float8_products(a * self._sign, b, previous)
+        sums = np.matmul(a, b.transpose(0, 2, 1)) * self._sign
+        return sums if previous is None else sums + previous
 
     def _load_operand(
         self, operand: _Operand, mask: Mask, warpgroups: NDArray[np.intp]
@@ -203,7 +226,7 @@ class _Multiply:
                 self._state.observer.on_operation(name, lanes, TILE_M * self._n * self._k // WARPGROUP_SIZE, 4)
 
 
-@translates("wgmma_f16_ss", "wgmma_bf16_ss", "wgmma_tf32_ss", "wgmma_fp8_ss")
+@translates("wgmma_f16_ss", "wgmma_bf16_ss", "wgmma_tf32_ss", "wgmma_fp8_ss", "wgmma_int_ss", "wgmma_int_ss_wide")
 def _translate_multiply(op: Instruction) -> StatementCode:
     multiply = _Multiply(op)
     return multiply.execute if op.state.is_checked else multiply.note_accesses

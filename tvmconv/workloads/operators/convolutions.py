@@ -96,12 +96,14 @@ class Conv1d(Sizes1d, Conv):
         padding: Zeros before the input along each axis, then after it; or one int for all sides; the default is 0.
         dilation: Distance between kernel taps along each axis, or one int for all axes; the default is 1.
         groups: Number of groups; it divides C and O. The default is 1.
-        dtype: Type of stored and multiplied elements: "float32" (default), "tfloat32", "float16" or "bfloat16".
+        dtype: Type of stored and multiplied elements: "float32" (default), "tf32", "float16", "bfloat16",
+            "float8_e4m3fn", "float8_e5m2" or "int8".
         layout: Memory order of X, K and Y: "nchw" (default) or "nhwc"; or that of X and K, then of Y: "nchw-nhwc" or
             "nhwc-nchw".
         epilogue: Names of the operations on each sum before it is stored, in order; the default is none.
         upsample: Factor of a nearest-neighbor upsampling of the input along each spatial axis, or one int for all axes;
             the upsampled input is not in memory. The default is 1.
+        out_dtype: Type of Y if X and K have 8 bits; `tvmconv.workloads.quantization` has the defaults.
 
     Raises:
         WorkloadError: A number is not an integer or out of range, or the numbers contradict each other.
@@ -116,6 +118,7 @@ class Conv1d(Sizes1d, Conv):
     EXAMPLE: ClassVar[str] = "conv1d:1x64x16000,64x64x9,s1,p4"
 
     upsample: tuple[int, ...] = (1,)
+    out_dtype: str = ""
 
 
 @operator
@@ -138,12 +141,14 @@ class Conv2d(Sizes2d, Conv):
         padding: Zeros above, left of, below and right of the input; or one int for all sides. The default is 0.
         dilation: Distance between kernel taps along each axis, or one int for all axes; the default is 1.
         groups: Number of groups; it divides C and O. The default is 1.
-        dtype: Type of stored and multiplied elements: "float32" (default), "tfloat32", "float16" or "bfloat16".
+        dtype: Type of stored and multiplied elements: "float32" (default), "tf32", "float16", "bfloat16",
+            "float8_e4m3fn", "float8_e5m2" or "int8".
         layout: Memory order of X, K and Y: "nchw" (default) or "nhwc"; or that of X and K, then of Y: "nchw-nhwc" or
             "nhwc-nchw".
         epilogue: Names of the operations on each sum before it is stored, in order; the default is none.
         upsample: Factor of a nearest-neighbor upsampling of the input along each spatial axis, or one int for all axes;
             the upsampled input is not in memory. The default is 1.
+        out_dtype: Type of Y if X and K have 8 bits; `tvmconv.workloads.quantization` has the defaults.
 
     Raises:
         WorkloadError: A number is not an integer or out of range, or the numbers contradict each other.
@@ -158,6 +163,7 @@ class Conv2d(Sizes2d, Conv):
     EXAMPLE: ClassVar[str] = "conv2d:1x64x56x56,64x64x3x3,s1,p1"
 
     upsample: tuple[int, ...] = (1,)
+    out_dtype: str = ""
 
 
 @operator
@@ -183,13 +189,15 @@ class Conv3d(Sizes3d, Conv):
         padding: Zeros before the input along each axis, then after it; or one int for all sides; the default is 0.
         dilation: Distance between kernel taps along each axis, or one int for all axes; the default is 1.
         groups: Number of groups; it divides C and O. The default is 1.
-        dtype: Type of stored and multiplied elements: "float32" (default), "tfloat32", "float16" or "bfloat16".
+        dtype: Type of stored and multiplied elements: "float32" (default), "tf32", "float16", "bfloat16",
+            "float8_e4m3fn", "float8_e5m2" or "int8".
         layout: Memory order of X, K and Y: "nchw" (default) or "nhwc"; or that of X and K, then of Y: "nchw-nhwc" or
             "nhwc-nchw".
         epilogue: Names of the operations on each sum before it is stored, in order; the default is none.
         cached_frames: Frames before those of X, which are in the argument `cache`; the default is 0, without it.
         upsample: Factor of a nearest-neighbor upsampling of the input along each spatial axis, or one int for all axes;
             the upsampled input is not in memory. The default is 1.
+        out_dtype: Type of Y if X and K have 8 bits; `tvmconv.workloads.quantization` has the defaults.
 
     Raises:
         WorkloadError: A number is not an integer or out of range, or the numbers contradict each other.
@@ -206,6 +214,7 @@ class Conv3d(Sizes3d, Conv):
 
     cached_frames: int = 0
     upsample: tuple[int, ...] = (1,)
+    out_dtype: str = ""
 
     @property
     def Z(self) -> int:  # noqa: N802  the field's own letter

@@ -1,16 +1,20 @@
 """Matrix instructions of tensor cores, and the loads and stores of their fragments.
 
-An atom computes D[m, n] = A[m, k] B[n, k] + D with float32 accumulators. Sources: PTX ISA, "wgmma.mma_async",
-"mma.sync", "ldmatrix", "stmatrix"; CUTLASS, `include/cute/atom/mma_traits_sm80.hpp` and `mma_traits_sm90_gmma.hpp`.
+An atom computes D[m, n] = A[m, k] B[n, k] + D with accumulators in float32, or in int32 for integers. Sources: PTX ISA,
+"wgmma.mma_async", "mma.sync", "ldmatrix", "stmatrix"; CUTLASS, `include/cute/atom/mma_traits_sm80.hpp` and
+`mma_traits_sm90_gmma.hpp`.
 """
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import IntEnum
 from typing import ClassVar
 
+from tvm.backend.cuda.ptx import PTXNamespace, register_table
+from tvm.backend.cuda.ptx.table import TABLE
 from tvm.script import tirx as T  # noqa: N812  (TVM's own name for it)
 
 from tvmconv.target import WARP_SIZE, WARPGROUP_SIZE
@@ -26,9 +30,27 @@ class Major(IntEnum):
     MN = 1
 
 
+MAX_TABULATED_INTEGER_N = 224  # TVM 0.27's table of wgmma for integers ends there, and the PTX ISA's at 256
+
+
+@functools.cache
+def _get_wide_integer_ptx() -> PTXNamespace:
+    """Return wgmma for integers with N of 240 and 256, which TVM's table lacks."""
+    name = "wgmma_int_ss"
+    entry = TABLE[name]
+    shapes = tuple(f"m64n{n}k32" for n in (240, 256))
+    slots = tuple(replace(slot, choices=shapes) if slot.name == "shape" else slot for slot in entry.slots)
+    table = {f"{name}_wide": replace(entry, name=f"{name}_wide", slots=slots)}
+    register_table(table)
+    return PTXNamespace(table)
+
+
 @dataclass(frozen=True)
 class WgmmaAtom:
-    """The warpgroup instruction wgmma.mma_async.m64nNkK, with both operands in shared memory."""
+    """The warpgroup instruction wgmma.mma_async.m64nNkK, with both operands in shared memory.
+
+    The form for integers has no signs of A and B, and N is 8, 24 or a multiple of 16.
+    """
 
     n: int  # columns of D: a multiple of 8, at most 256
     a_dtype: str
@@ -53,17 +75,28 @@ class WgmmaAtom:
         """Accumulator registers per thread."""
         return self.m * self.n // WARPGROUP_SIZE
 
+    @property
+    def accumulator_dtype(self) -> str:
+        """Type of the accumulators."""
+        return DTYPES[self.a_dtype].accumulator
+
     def emit(self, accumulators: Sequence[Expr], a_descriptor: Expr, b_descriptor: Expr, scale_d: Expr) -> None:
         """Issue the instruction: D = A B + D, or D = A B where `scale_d` is false."""
         types = f"{DTYPES[self.a_dtype].ptx}.{DTYPES[self.b_dtype].ptx}"
         majors = (int(self.a_major), int(self.b_major)) if self.itemsize == 2 else ()
-        mnemonic = f"wgmma.mma_async.sync.aligned.m{self.m}n{self.n}k{self.k}.f32.{types}"
-        emit_ptx(mnemonic, *accumulators, a_descriptor, b_descriptor, scale_d, 1, 1, *majors)  # 1: not negated
+        mnemonic = f"wgmma.mma_async.sync.aligned.m{self.m}n{self.n}k{self.k}"
+        if self.accumulator_dtype == "int32":
+            instructions = T.ptx if self.n <= MAX_TABULATED_INTEGER_N else _get_wide_integer_ptx()
+            instruction = instructions[f"{mnemonic}.s32.{types}"]
+            emit_call(instruction(*accumulators, a_descriptor, b_descriptor, scale_d))
+            return
+        # 1: not negated
+        emit_ptx(f"{mnemonic}.f32.{types}", *accumulators, a_descriptor, b_descriptor, scale_d, 1, 1, *majors)
 
 
 @dataclass(frozen=True)
 class MmaSyncAtom:
-    """The warp instruction mma.sync m16n8k16 of 16-bit operands, or m16n8k8 of TF32 operands."""
+    """The warp instruction mma.sync m16n8k32 of 8-bit operands, m16n8k16 of 16-bit ones, or m16n8k8 of TF32."""
 
     a_dtype: str
     b_dtype: str
@@ -82,8 +115,15 @@ class MmaSyncAtom:
     def emit(self, accumulators: Sequence[Expr], a_fragment: Sequence[Expr], b_fragment: Sequence[Expr]) -> None:
         """Issue the instruction D = A B + D."""
         a, b = DTYPES[self.a_dtype], DTYPES[self.b_dtype]
-        mnemonic = f"mma.sync.aligned.m{self.m}n{self.n}k{self.k_bytes // a.itemsize}.row.col.f32.{a.ptx}.{b.ptx}.f32"
+        sums = "s32" if self.accumulator_dtype == "int32" else "f32"
+        shape = f"m{self.m}n{self.n}k{self.k_bytes // a.itemsize}"
+        mnemonic = f"mma.sync.aligned.{shape}.row.col.{sums}.{a.ptx}.{b.ptx}.{sums}"
         emit_ptx(mnemonic, *accumulators, *a_fragment, *b_fragment, *accumulators)
+
+    @property
+    def accumulator_dtype(self) -> str:
+        """Type of the accumulators."""
+        return DTYPES[self.a_dtype].accumulator
 
 
 @dataclass(frozen=True)

@@ -62,14 +62,14 @@ def copy_elements(
 ) -> None:
     """Copy 2, 4, 8 or 16 bytes of contiguous elements to shared memory, or zeros if not `is_inside`.
 
-    cp.async copies at least 4 bytes; an element of 16 bits passes through `register`, an array of uint32.
+    cp.async copies at least 4 bytes; 2 bytes pass through `register`, an array of uint32.
     """
     if nbytes >= MIN_COPY_BYTES:
         cp_async(destination, source, index, nbytes, is_inside)
         return
     store(register, 0, T.uint32(0))
     with if_(is_inside):
-        load_global(register, source, index, 1)
+        load_global(register, source, index, nbytes // get_itemsize(str(source.dtype)))
     emit_ptx("st.shared.b16", destination, T.Cast("uint16", register[0]))
 
 

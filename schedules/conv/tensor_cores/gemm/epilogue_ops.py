@@ -6,13 +6,15 @@ all kernels emit. This module decides where the arguments come from, and rounds 
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from tvmconv.workloads import epilogue
 from tvmconv.workloads.conv_operator import ConvOperator
+from tvmconv.workloads.dtypes import get_itemsize
 
-from ....tir_builder import Buffer, Expr, load_global, pack, store, unpack
+from ....tir_builder import Buffer, Expr, Register, load_global, pack, store, unpack
 
 
 @dataclass(frozen=True)
@@ -27,6 +29,24 @@ class EpilogueOps:
         """Return the epilogue of a convolution, without the operation `stats`, which leaves the results as they are."""
         ops = tuple(op for op in epilogue.get_ops(w.epilogue) if op.name != epilogue.STATS)
         return cls(ops, w.argument_dtypes[-1])
+
+    def bind_tensor_args(self, arguments: Mapping[str, Buffer], *, uses_registers: bool) -> EpilogueOps:
+        """Return the same epilogue, in which arguments of one number are part of the operations.
+
+        Args:
+            arguments: Argument buffers by name.
+            uses_registers: Whether a register of each thread holds a number, which is loaded here.
+        """
+
+        def bind(op: epilogue.EpilogueOp) -> epilogue.EpilogueOp:
+            if op.argument_kind != "tensor":
+                return op
+            number = arguments[op.name][0]
+            if uses_registers:
+                number = Register(op.name, "float32", number).value
+            return dataclasses.replace(op, argument_kind=None, compute=lambda value: op.compute(value, number))
+
+        return self.replace_ops([bind(op) for op in self.ops])
 
     def replace_ops(self, ops: Sequence[epilogue.EpilogueOp]) -> EpilogueOps:
         """Return the same epilogue with other operations."""
@@ -45,7 +65,7 @@ class EpilogueOps:
     @property
     def fuses_relu(self) -> bool:
         """Whether the conversion to the output dtype applies a ReLU at the end, at no cost."""
-        return self.dtype != "float32" and bool(self.ops) and self.ops[-1].name == "relu"
+        return get_itemsize(self.dtype) == 2 and bool(self.ops) and self.ops[-1].name == "relu"
 
     def apply(self, value: Expr, read: Callable[[str], Expr]) -> Expr:
         """Return a value after the operations that `pack` does not apply.

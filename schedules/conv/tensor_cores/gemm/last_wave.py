@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 
@@ -20,7 +20,7 @@ from tvmconv.arithmetic import ceil_div
 from tvmconv.target import WARP_SIZE
 
 from ....tir_builder import Buffer, Expr, allocate, emit_ptx, if_, is_below, logical_and, store
-from ..implicit_gemm_shape import VECTOR_BYTES, ImplicitGemmShape
+from ..implicit_gemm_shape import ImplicitGemmShape
 from .atoms import ThreadPosition, WgmmaAtom
 from .epilogue_ops import EpilogueOps
 from .tile_scheduler import KRange, TileScheduler, WorkTile
@@ -71,14 +71,14 @@ class SplitLastWave:
 
     def store_partial_sums(
         self,
-        accumulators: Buffer,
+        sums: Sequence[Expr],
         atom: WgmmaAtom,
         m_atoms: int,
         cta_idx: Expr,
         thread: ThreadPosition,
         warpgroup: Expr,
     ) -> None:
-        """Store the accumulators of a part to the workspace; run by all threads of a warpgroup."""
+        """Store the sums of a part to the workspace; run by all threads of a warpgroup."""
         pair = allocate("partial_pair", 2, "float32")
         warp_row = thread.warpgroup_thread // WARP_SIZE * 16 + thread.lane // 4
         first_row = cta_idx * self.tiles.tile_m + warpgroup * (m_atoms * atom.m) + warp_row
@@ -88,14 +88,14 @@ class SplitLastWave:
                 for columns in range(atom.n // 8):
                     first = m_atom * atom.num_accumulators + columns * 4 + half * 2
                     for e in range(2):
-                        store(pair, e, accumulators[first + e])
+                        store(pair, e, sums[first + e])
                     index = row * self.tiles.tile_n + columns * 8 + thread.lane % 4 * 2
                     emit_ptx("st.global.v2.b32", self.workspace.access_ptr("w", offset=index), pair[0], pair[1])
 
     def emit_reduction(self, shape: ImplicitGemmShape, ops: EpilogueOps, arguments: Mapping[str, Buffer]) -> None:
         """Emit the kernel that adds the parts of the tiles, applies the epilogue and stores vectors of channels."""
         tile_m, tile_n = self.tiles.tile_m, self.tiles.tile_n
-        vector = math.gcd(math.gcd(shape.n, tile_n), VECTOR_BYTES // shape.itemsize)
+        vector = math.gcd(math.gcd(shape.n, tile_n), shape.output_vector)
         vectors_per_tile = tile_m * tile_n // vector
 
         def locate(item: Expr) -> OutputVector:

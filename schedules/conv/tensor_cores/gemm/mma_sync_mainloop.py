@@ -28,6 +28,7 @@ from ....tir_builder import (
     unrolled_loop,
 )
 from ..implicit_gemm_shape import ACCUMULATOR_BYTES, VECTOR_BYTES, ImplicitGemmShape
+from .accumulators import Accumulators
 from .atoms import MmaSyncAtom, ThreadPosition, ldmatrix_x4
 from .pipelines import CpAsyncPipeline
 from .smem_layout import SmemLayout
@@ -144,6 +145,8 @@ class MmaSyncMainloop:
     smem: Expr  # shared-memory address of the first stage
     a_fragments: Buffer  # two sets of registers for fragments of A
     b_fragments: Buffer  # two sets of registers for fragments of B
+    products: Accumulators | None = None  # accumulators that are promoted to the sums; None if they are the sums
+    promotion_k_tiles: int = 0  # K tiles after which accumulators are promoted; 0: after the last one
 
     def locate(self, tile: WorkTile) -> None:
         """Compute the rows that the following copies read."""
@@ -194,6 +197,10 @@ class MmaSyncMainloop:
                 with if_(T.And(k_tile + ahead >= num_k_tiles, has_next_tile)):
                     load(k_tile + (ahead - num_k_tiles), pipeline.write_index)
 
+        registers = accumulators
+        if self.products:
+            registers = self.products.registers
+            self.products.clear()
         with serial_loop(num_k_tiles, "k_tile") as k_tile:
             if next_tile:
                 with if_(T.And(k_tile + ahead == num_k_tiles, has_next_tile)):
@@ -211,7 +218,19 @@ class MmaSyncMainloop:
                     prefetch(k_tile, self.load_b)
                     pipeline.commit()
                     pipeline.advance_write()
-                self.multiply(accumulators, mma_k % 2)
+                self.multiply(registers, mma_k % 2)
+            if self.products and self.promotion_k_tiles:
+                with if_((k_tile + 1) % self.promotion_k_tiles == 0):
+                    self.products.promote()
+                    self.products.clear()
+        if self.products and not self._promotes_last_k_tile:
+            self.products.promote()
+
+    @property
+    def _promotes_last_k_tile(self) -> bool:
+        """Whether accumulators are promoted after the last K tile as after others."""
+        count, interval = self.k_range.tiles_per_split, self.promotion_k_tiles
+        return interval == 1 or (interval > 0 and isinstance(count, int) and count % interval == 0)
 
     def compute(self, accumulators: Buffer, next_tile: WorkTile | None = None, has_next_tile: Expr = False) -> None:
         """Multiply all K tiles as `run` does, and add up the sums of the warps along the reduction."""

@@ -36,7 +36,7 @@ from ....tir_builder import (
     to_uint32,
     unrolled_loop,
 )
-from ..implicit_gemm_shape import ACCUMULATOR_BYTES, VECTOR_BYTES, ImplicitGemmShape
+from ..implicit_gemm_shape import ACCUMULATOR_BYTES, ImplicitGemmShape
 from .channel_arguments import ChannelArgumentTile
 from .epilogue_ops import EpilogueOps, apply_to_vector, load_argument
 from .mma_sync_mainloop import WarpTiling
@@ -66,12 +66,12 @@ class StagedEpilogue:
     @property
     def staged_itemsize(self) -> int:
         """Bytes of an element of the staged tile."""
-        return ACCUMULATOR_BYTES if self.stages_sums else self.shape.itemsize
+        return ACCUMULATOR_BYTES if self.stages_sums else self.shape.output_itemsize
 
     @property
     def vector(self) -> int:
         """Neighbouring channels that a thread stores at a time."""
-        return math.gcd(self.shape.n, VECTOR_BYTES // self.shape.itemsize)
+        return math.gcd(self.shape.n, self.shape.output_vector)
 
     def apply(self, accumulators: Buffer, tile: WorkTile) -> None:
         """Stage a tile, and store it with all operations applied."""
@@ -161,7 +161,10 @@ class StagedEpilogue:
 
     def _store_packed(self, address: Expr, word: Expr) -> None:
         """Store the results of two neighbouring columns, of which a word has as many as fit, to shared memory."""
-        emit_ptx("st.shared.b32", address, word)
+        if self.staged_itemsize == 1:
+            emit_ptx("st.shared.b16", address, T.Cast("uint16", word))
+        else:
+            emit_ptx("st.shared.b32", address, word)
 
     def store(self, tile: WorkTile) -> None:
         """Store the staged tile; each CTA of a cluster stores a share of the rows.
@@ -183,7 +186,7 @@ class StagedEpilogue:
             for (is_inside, offset, _channel, index), registers in zip(vectors, loaded, strict=True):
                 with if_(is_inside):
                     if not self.stages_sums:
-                        load_shared(registers[0], self.smem + offset, vector * self.shape.itemsize)
+                        load_shared(registers[0], self.smem + offset, vector * self.shape.output_itemsize)
                     for name, residual in zip(residuals, registers, strict=False):
                         load_global(residual, self.arguments[name], index, vector)
             for (is_inside, offset, channel, index), registers in zip(vectors, loaded, strict=True):

@@ -12,9 +12,11 @@ from dataclasses import dataclass
 from tvm.script import tirx as T  # noqa: N812  (TVM's own name for it)
 
 from tvmconv import tensor_map as maps
+from tvmconv.arithmetic import ceil_div
 from tvmconv.workloads.dtypes import DTYPES
 
 from ....tir_builder import Buffer, Expr, if_, serial_loop, to_uint32
+from .accumulators import Accumulators
 from .atoms import ThreadPosition, WgmmaAtom, wgmma_commit_group, wgmma_fence, wgmma_wait_group
 from .frame_loaders import FrameImages
 from .pipelines import OrderedSequenceBarrier, PipelineState, TmaPipeline
@@ -135,6 +137,7 @@ class WgmmaMainloop:
     block_k: int  # channels per K tile
     taps_per_copy: int = 1  # taps along a line that are multiplied from one copy of A
     rows_per_tap: int = 0  # rows of A from one of these taps to the next
+    promotion_k_tiles: int = 0  # K tiles after which accumulators are added to promoted sums; 0: never
 
     @property
     def num_accumulators(self) -> int:
@@ -167,7 +170,7 @@ class WgmmaMainloop:
 
     def consume(
         self,
-        accumulators: Buffer,
+        accumulators: Accumulators,
         descriptors: tuple[MatrixDescriptor, MatrixDescriptor],
         k_range: KRange | ResidueKRange,
         pipeline: TmaPipeline,
@@ -194,28 +197,72 @@ class WgmmaMainloop:
         with if_(k_range.count > 0 if k_range.may_be_empty else True):
             if order:
                 order.wait()
-            with serial_loop(k_range.count, "k_tile") as k_tile:
-                pipeline.consumer_wait(state.index, state.phase)
-                self.multiply(accumulators, descriptors, pipeline.stage_address(state.index), warpgroup, k_tile > 0)
-                with if_(k_tile > 0):
-                    wgmma_wait_group(1)
-                    pipeline.consumer_release(state.previous_index, thread)
-                state.advance()
+            if self.promotion_k_tiles:
+                self._multiply_with_promotion(
+                    accumulators, descriptors, k_range.count, pipeline, state, thread, warpgroup
+                )
+            else:
+                self._multiply_k_tiles(accumulators, descriptors, k_range.count, pipeline, state, thread, warpgroup)
             if order:  # all wgmmas of the work tile are issued
                 order.arrive()
-            wgmma_wait_group(0)
-            pipeline.consumer_release(state.previous_index, thread)
+            if not self.promotion_k_tiles:
+                wgmma_wait_group(0)
+                pipeline.consumer_release(state.previous_index, thread)
         if order and k_range.may_be_empty:
             with if_(k_range.count == 0):
                 order.wait()
                 order.arrive()
 
-    def sums(self, accumulators: Buffer, k_range: KRange | ResidueKRange) -> Sequence[Expr]:
+    def _multiply_k_tiles(
+        self,
+        accumulators: Accumulators,
+        descriptors: tuple[MatrixDescriptor, MatrixDescriptor],
+        count: Expr,
+        pipeline: TmaPipeline,
+        state: PipelineState,
+        thread: ThreadPosition,
+        warpgroup: Expr,
+    ) -> None:
+        """Multiply K tiles; the wgmmas of the last one stay in flight, and its stage is not released."""
+        with serial_loop(count, "k_tile") as k_tile:
+            pipeline.consumer_wait(state.index, state.phase)
+            stage = pipeline.stage_address(state.index)
+            self.multiply(accumulators.registers, descriptors, stage, warpgroup, k_tile > 0)
+            with if_(k_tile > 0):
+                wgmma_wait_group(1)
+                pipeline.consumer_release(state.previous_index, thread)
+            state.advance()
+
+    def _multiply_with_promotion(
+        self,
+        accumulators: Accumulators,
+        descriptors: tuple[MatrixDescriptor, MatrixDescriptor],
+        count: Expr,
+        pipeline: TmaPipeline,
+        state: PipelineState,
+        thread: ThreadPosition,
+        warpgroup: Expr,
+    ) -> None:
+        """Multiply K tiles, and add the accumulators to the promoted sums after some of them and at the end.
+
+        The tensor cores wait for a promotion, unless another warpgroup uses them meanwhile.
+        """
+        interval = self.promotion_k_tiles
+        accumulators.clear_promoted()
+        with serial_loop(ceil_div(count, interval), "promotion") as promotion:
+            is_exact = isinstance(count, int) and count % interval == 0
+            k_tiles = interval if is_exact else T.min(interval, count - promotion * interval)
+            self._multiply_k_tiles(accumulators, descriptors, k_tiles, pipeline, state, thread, warpgroup)
+            wgmma_wait_group(0)
+            pipeline.consumer_release(state.previous_index, thread)
+            accumulators.promote()
+
+    def sums(self, accumulators: Accumulators, k_range: KRange | ResidueKRange) -> Sequence[Expr]:
         """Return the sums of a work tile, which are zeros if it has no K tiles.
 
         Zeros are not stored to accumulators: ptxas would let each wgmma wait for the one before (warning C7510).
         """
-        sums = [accumulators[i] for i in range(self.num_accumulators)]
+        sums = accumulators.list_sums()
         return [T.Select(k_range.count > 0, each, T.float32(0)) for each in sums] if k_range.may_be_empty else sums
 
     def multiply(

@@ -129,7 +129,8 @@ class WorkspaceReduction:
 
         def finish(position: OutputVector) -> None:
             apply = apply_to_pixels if self.has_vectors_of_pixels else apply_to_vector
-            apply(ops, arguments, position.channel, position.index, vector, sums, words)
+            bound_ops = ops.bind_tensor_args(arguments, uses_registers=False)
+            apply(bound_ops, arguments, position.channel, position.index, vector, sums, words)
             store_global(arguments[output], position.index, words, vector)
 
         if self.num_chains > 1:

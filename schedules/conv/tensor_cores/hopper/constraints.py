@@ -9,10 +9,11 @@ import numpy as np
 from tvmconv.arithmetic import ceil_div
 from tvmconv.target import MAX_REGISTERS_PER_THREAD, REGISTERS_PER_MULTIPROCESSOR, WARP_SIZE
 from tvmconv.workloads import Conv
-from tvmconv.workloads.dtypes import get_itemsize
+from tvmconv.workloads.dtypes import INT8, get_itemsize
 
 from ...tile_config import Rule
 from ..implicit_gemm_shape import ImplicitGemmShape
+from ..promotion import has_eight_bits, has_integer_output
 from .tile_config import (
     MAX_SWIZZLE_BYTES,
     OVERHEAD_REGISTERS,
@@ -27,6 +28,7 @@ SM_PARTITIONS = 4  # partitions of an SM, each with a part of the registers, ove
 RESIDUAL_REGISTERS = 24  # registers per thread of a residual, besides `OVERHEAD_REGISTERS`
 VECTOR_REGISTERS = 24  # registers per thread of vectors and pixels where warps store the output in place of TMA
 MAX_SHARED_BYTES = 227 << 10  # per CTA
+MIN_SWIZZLE_BYTES = 32  # width of the narrowest swizzle
 SWIZZLE_ROWS = 8  # rows of a swizzle atom
 
 
@@ -41,11 +43,10 @@ def isa_constraints(w: Conv) -> list[Rule]:
     ]
     return [
         *(whole_sums if returns_stats(w) or has_large_output(w) else []),
+        *list_eight_bit_rules(w),
         (
             f"at most {MAX_ACCUMULATORS} accumulators per thread, or {MAX_REALLOCATED_ACCUMULATORS} with setmaxnreg",
-            lambda t: (
-                t.num_accumulators <= np.where(t.reallocates_registers, MAX_REALLOCATED_ACCUMULATORS, MAX_ACCUMULATORS)
-            ),
+            lambda t: t.num_sums <= np.where(t.reallocates_registers, MAX_REALLOCATED_ACCUMULATORS, MAX_ACCUMULATORS),
         ),
         (
             "registers are reallocated between a producer and two or three consumers whose output TMA stores",
@@ -91,6 +92,29 @@ def isa_constraints(w: Conv) -> list[Rule]:
             lambda t: t.k_tiles_per_cta(gemm) * (t.split_k - 1) < t.total_k_tiles(gemm),
         ),
     ]
+
+
+def list_eight_bit_rules(w: Conv) -> list[Rule]:
+    """Return the constraints on operands and outputs of 8 bits, and on integer outputs; none for other workloads."""
+    if not has_eight_bits(w):
+        return []
+    output_itemsize = get_itemsize(w.argument_dtypes[-1])
+    rules: list[Rule] = [
+        (
+            f"TMA stores rows of at least {MIN_SWIZZLE_BYTES} bytes",
+            lambda t: t.uses_smem_reduction(w) | (t.epilogue_row_bytes(output_itemsize) >= MIN_SWIZZLE_BYTES),
+        )
+    ]
+    if w.dtype == INT8.name:
+        rules.append(("wgmma of integers has N of a multiple of 16", lambda t: t.block_n % 16 == 0))
+    if has_integer_output(w):
+        rules.append(
+            (
+                "integers are stored by CTAs with whole sums",
+                lambda t: (t.split_k == 1) & ~np.asarray(t.splits_last_wave),
+            )
+        )
+    return rules
 
 
 def require_whole_slices(storage: str, *, a_is_mn_major: bool = False) -> Rule:

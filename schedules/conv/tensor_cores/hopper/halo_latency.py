@@ -1,7 +1,8 @@
 """Analytic latency of `hopper` configs with halo rows, and the configs with which a search starts.
 
 The costs of loads, stores and conversions are fitted to 38 timings of eight layers in float16 on an H100, at batch 1 or
-32. The root mean square of the logarithmic errors of these estimates is 0.17.
+32. The root mean square of the logarithmic errors of these estimates was 0.17. Two costs were added afterwards, from
+five timings of a 1×1 filter of stride 2: the bandwidth of boxes, and vectors with pixels that the stride skips.
 """
 
 from __future__ import annotations
@@ -34,6 +35,7 @@ COPY_TRANSPOSE_US = 0.05  # barriers of a copy of boxes, an assumption
 MATRIX_BYTES = 128
 SMEM_MOVES = 3  # how often pixels pass through shared memory: copied there, loaded for the transpose, and stored
 NARROW_COPIES_PER_US = 36.0  # cp.async of a warp per SM in vectors of less than 16 bytes; on 14 × 14 pixels, on an H100
+BOX_BYTES_PER_US = 3.2e6  # boxes that all SMs copy from the L2 cache: 1×1 filters of stride 2, on an H100
 LOADER_WAIT_US = 1.0  # until the first vectors of a channel block have arrived
 BOX_STORE_RATIO = 2.0  # `STORE_RATIO` where boxes are transposed in shared memory, an assumption
 PLANE_VECTOR = 4  # vector with the cost of planes that TMA stores, an assumption
@@ -60,7 +62,8 @@ def estimate_halo_latency_us(config: HopperTileConfig, w: Conv) -> Any:
     stage_wait_us = params.stage_reuse_k_tiles * tap_us / np.minimum(config.stages, halo.blocks_per_cta * taps)
     vector_bytes = image.input_vector * image.itemsize
     loader_rate = LOADER_BYTES_PER_US * halo.num_loader_warps
-    copy_us = ctas_per_sm * row_bytes / loader_rate * max(1, LOADER_VECTOR_BYTES / vector_bytes)
+    columns_per_row = w.stride[-1] / image.planes[-1]  # of a vector, those between the pixels that taps read included
+    copy_us = ctas_per_sm * columns_per_row * row_bytes / loader_rate * max(1, LOADER_VECTOR_BYTES / vector_bytes)
     transpose_us = _estimate_transpose_us(halo)
     loader_us = LOADER_WAIT_US + np.where(halo.uses_boxes, transpose_us, copy_us)
     exposed_us = np.where(halo.uses_boxes, ctas_per_sm * transpose_us, loader_us)  # copies are ahead of the transpose
@@ -72,11 +75,21 @@ def estimate_halo_latency_us(config: HopperTileConfig, w: Conv) -> Any:
     mainloop_us = halo.blocks_per_cta * block_us
     overlapping_us = waves * combine_overlapping_times(mainloop_us, epilogue_us) + epilogue_us / ctas_per_sm
     tiles_us = np.where(ctas_per_sm > 1, overlapping_us, waves * (mainloop_us + epilogue_us))
+    tiles_us = np.maximum(tiles_us, _count_copied_bytes(halo) / BOX_BYTES_PER_US)
     launch_us = params.launch_us + loader_us + tiles_us
     launch_us = (
         launch_us + (waves > 1) * waves * params.tile_start_us + (config.split_k > 1) * params.split_k_cluster_us
     )
     return bound_by_memory(launch_us, ImplicitGemmShape.from_workload(w), params)
+
+
+def _count_copied_bytes(halo: HaloTile) -> Any:
+    """Return the bytes that all tiles copy to shared memory in boxes of pixels, those that no tap reads included."""
+    if not np.any(halo.uses_boxes):
+        return 0
+    num_copies = halo.block_k / halo.of_boxes(lambda boxes: boxes.channels)
+    tile_bytes = halo.num_channel_blocks * num_copies * halo.of_boxes(lambda boxes: boxes.nbytes)
+    return np.where(halo.uses_boxes, halo.num_tiles * tile_bytes, 0)
 
 
 def _estimate_transpose_us(halo: HaloTile) -> Any:

@@ -11,6 +11,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -34,7 +35,7 @@ from .halo_latency import list_best_halo_tiles
 from .halo_tile import HaloTile, can_use_halo, halo_constraints
 from .input_loader_latency import estimate_by_input_loader_us
 from .knobs import can_compute_several_tiles
-from .latency import select_default_config, select_kernel_schedule
+from .latency import estimate_latency_us, select_default_config, select_kernel_schedule
 from .tile_config import (
     CONVERTED,
     COOPERATIVE,
@@ -43,7 +44,6 @@ from .tile_config import (
     HALO_LOADERS,
     HALO_SMEM,
     KNOB_OPTIONS,
-    MAX_SWIZZLE_BYTES,
     PINGPONG,
     PRODUCER_WARPGROUPS_CHOICES,
     TMA,
@@ -53,8 +53,9 @@ from .tma_requirements import WGMMA_M, choose_box_pixels, find_tma_residual, is_
 
 INPUT_LOADER, PRODUCER_WARPGROUPS = "input_loader", "producer_warpgroups"
 MN_MAJOR_LOADERS = CP_ASYNC, TMA
-NUM_STARTING_TILES = 3  # configs of each loader, and for cp.async of each kernel schedule, that a search tries first
+NUM_STARTING_TILES = 3  # configs of each loader, and of each kernel schedule, that a search tries first
 STARTING_KERNEL_SCHEDULES = (COOPERATIVE, PINGPONG)
+NARROW_TILE_ACCUMULATORS = 64  # per thread
 
 
 def list_input_loaders(w: Conv, viewed_workload: Conv) -> tuple[str, ...]:
@@ -156,22 +157,47 @@ def declare_input_loader(
 
 
 def list_input_loader_starting_configs(w: Conv, viewed_workload: Conv) -> list[dict[str, Any]]:
-    """Return the configs with another than the first loader with which a search starts."""
-    loaders, tiles = list_input_loaders(w, viewed_workload), []
-    schedules = STARTING_KERNEL_SCHEDULES if can_compute_several_tiles(viewed_workload) else (COOPERATIVE,)
-    for loader in MN_MAJOR_LOADERS:
-        for kernel_schedule in schedules if loader in loaders[1:] else ():
-            tiles += list_mn_major_tiles(viewed_workload, loader, NUM_STARTING_TILES, kernel_schedule)
-    if HALO_SMEM in loaders:
-        tiles += list_best_halo_tiles(viewed_workload, 2 * NUM_STARTING_TILES, loader=HALO_SMEM)
-    if HALO in loaders:
-        has_others = CP_ASYNC in loaders or HALO_SMEM in loaders
-        tiles += list_best_halo_tiles(viewed_workload, 1 if has_others else NUM_STARTING_TILES)
-        if not has_others:  # fewer barriers than the estimate counts
-            tiles += list_best_halo_tiles(viewed_workload, 1, MAX_SWIZZLE_BYTES)
+    """Return the configs of all loaders with which a search starts: the best of each first."""
+    loaders = list_input_loaders(w, viewed_workload)
+    rankings = [_rank_tiles(viewed_workload, loader, is_first=loader == loaders[0]) for loader in loaders]
+    tiles = [config for configs in itertools.zip_longest(*rankings) for config in configs if config]
     names = (INPUT_LOADER, PRODUCER_WARPGROUPS, *KNOB_OPTIONS, "taps_per_copy")
     names += ("kernel_schedule", "raster_order", "decomposition")
     return [{name: getattr(config, name) for name in names} for config in dict.fromkeys(tiles)]
+
+
+def _rank_tiles(w: Conv, loader: str, *, is_first: bool) -> list[HopperTileConfig]:
+    """Return the configs of a loader with which a search starts, those with the best estimates first."""
+    if loader in HALO_LOADERS:
+        return list(list_best_halo_tiles(w, NUM_STARTING_TILES, loader=loader))
+    schedules = (
+        (select_kernel_schedule(w), *STARTING_KERNEL_SCHEDULES) if can_compute_several_tiles(w) else (COOPERATIVE,)
+    )
+    if is_first:
+        best, *others = [select_default_config(w, kernel_schedule) for kernel_schedule in schedules]
+        configs = [best, *_list_narrow_tiles(w), *others]
+        return [replace(config, input_loader=loader) for config in dict.fromkeys(configs)]
+    rankings = [list_mn_major_tiles(w, loader, NUM_STARTING_TILES, name) for name in dict.fromkeys(schedules)]
+    return [config for configs in itertools.zip_longest(*rankings) for config in configs if config]
+
+
+def _list_narrow_tiles(w: Conv) -> list[HopperTileConfig]:
+    """Return the best config of whole tiles with few accumulators, for 1×1 filters and planes of odd numbers of pixels.
+
+    Threads store the outputs of such planes one by one. The estimates do not know what that costs.
+    """
+    if not is_pixel_matrix(w) or math.prod(w.output_size) % 2 == 0:
+        return []
+    rules = [*isa_constraints(w), *resource_constraints(w)]
+    rules += [
+        ("threads have few accumulators", lambda t: t.num_accumulators <= NARROW_TILE_ACCUMULATORS),
+        ("the channels of a tile divide those of a group", lambda t: w.O // w.groups % t.block_n == 0),
+    ]
+    tiles = list_best(
+        *(KNOB_OPTIONS, rules, lambda t: estimate_latency_us(t, w), 1),
+        kernel_schedule=COOPERATIVE,
+    )
+    return [config for config, _ in tiles]
 
 
 def add_input_loader_usage(usage: ResourceUsage, w: Conv, viewed_workload: Conv, columns: Columns) -> ResourceUsage:

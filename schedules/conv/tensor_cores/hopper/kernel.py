@@ -11,14 +11,15 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from tvm.script import tirx as T  # noqa: N812  (TVM's own name for it)
 
 from tvmconv.workloads import Conv
 from tvmconv.workloads.epilogue import STATS
 
-from ....tir_builder import Buffer, Expr, allocate, declare_tensor_map, emit_call, emit_ptx, if_, to_uint32
+from ....tir_builder import Buffer, Expr, declare_tensor_map, emit_call, emit_ptx, if_, to_uint32
+from ..gemm.accumulators import Accumulators
 from ..gemm.channel_arguments import ChannelArguments
 from ..gemm.channel_stats import PartialStats, SubtileStats
 from ..gemm.channels_first_epilogue import ChannelsFirstEpilogue
@@ -72,7 +73,8 @@ def emit_kernel(
     ) as cta:
         state = allocate_state(plan, cta, last_wave)
         emit_prologue(plan, state, maps)
-        accumulators = allocate("accumulators", plan.mainloop.num_accumulators, "float32")
+        plan = replace(plan, ops=plan.ops.bind_tensor_args(arguments, uses_registers=True))
+        accumulators = plan.allocate_accumulators()
         epilogue = None if plan.reduction else make_epilogue(plan, state, maps.outputs, arguments, stats)
 
         with plan.roles.consumers(cta.thread):
@@ -206,7 +208,7 @@ def make_epilogue(
     return TmaEpilogue(*layers, output_maps, subtile_stats)
 
 
-def emit_consumer(plan: KernelPlan, state: CtaState, accumulators: Buffer, epilogue: Epilogue | None) -> None:
+def emit_consumer(plan: KernelPlan, state: CtaState, accumulators: Accumulators, epilogue: Epilogue | None) -> None:
     """Multiply and store work tiles; run by all threads of a consumer warpgroup.
 
     In ping-pong, warpgroup i computes every second work tile from the i-th on, and skips the stages of the others. The
@@ -235,14 +237,15 @@ def emit_consumer(plan: KernelPlan, state: CtaState, accumulators: Buffer, epilo
             state.stage.skip(plan.k_range(cta.split, tile.next_residue).count)
         if zeros_epilogue:
             with if_(k_range.count > 0):
-                zeros_epilogue.store(accumulators, tile, state.epilogue_stage, thread, warpgroup)
+                zeros_epilogue.store(accumulators.list_sums(), tile, state.epilogue_stage, thread, warpgroup)
         elif epilogue:
             epilogue.store(mainloop.sums(accumulators, k_range), tile, state.epilogue_stage, thread, warpgroup)
     if last_wave := state.last_wave:
         turn = state.tiles.tiles_per_cta % order.num_warpgroups if order else None
         with if_(True if turn is None else thread.warpgroup == turn), last_wave.open_part(cta.index) as (_, k_range):
             multiply(k_range)
-            last_wave.store_partial_sums(accumulators, mainloop.atom, mainloop.m_atoms, cta.index, thread, warpgroup)
+            sums = accumulators.list_sums()
+            last_wave.store_partial_sums(sums, mainloop.atom, mainloop.m_atoms, cta.index, thread, warpgroup)
     if epilogue:
         epilogue.finish(thread)
 

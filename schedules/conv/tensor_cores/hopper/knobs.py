@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -13,9 +13,21 @@ from tvmconv.workloads import Conv
 
 from ...tile_config import Rule, add_rules, declare_choices
 from ..implicit_gemm_shape import ImplicitGemmShape
+from ..promotion import KNOB, PROMOTION_INTERVALS, has_float8_sums, limit_accumulation_error
 from .candidates import list_best
-from .constraints import MAX_ACCUMULATORS, count_equal_registers, isa_constraints, resource_constraints
-from .latency import estimate_latency_us, min_latency_us, select_default_config, select_kernel_schedule
+from .constraints import (
+    MAX_ACCUMULATORS,
+    count_equal_registers,
+    isa_constraints,
+    resource_constraints,
+)
+from .latency import (
+    estimate_latency_us,
+    list_promotion_intervals,
+    min_latency_us,
+    select_default_config,
+    select_kernel_schedule,
+)
 from .tile_config import (
     COOPERATIVE,
     COOPERATIVE_SETMAXNREG,
@@ -30,7 +42,13 @@ from .tile_config import (
     STAGES_CHOICES,
     HopperTileConfig,
 )
-from .tma_requirements import WGMMA_M, can_share_taps, compute_halo_width, find_residual, list_taps_per_copy
+from .tma_requirements import (
+    WGMMA_M,
+    can_share_taps,
+    compute_halo_width,
+    find_residual,
+    list_taps_per_copy,
+)
 
 Estimate = Callable[[HopperTileConfig, Conv], Any]  # returns the latency of configs in microseconds
 
@@ -96,6 +114,9 @@ def declare_knobs(
     | | "m" | consecutive tiles have the same channels and neighbouring pixels |
     | decomposition | "data_parallel" | a CTA computes whole tiles |
     | | "split_last_wave" | several CTAs divide each tile of the last wave, and a second kernel adds the parts |
+
+    8-bit floats have the knob `promotion_interval`: the number of products after which sums are promoted to float32. A
+    search has only the interval whose error is bounded; longer ones, and 0 for none, are for users who set them.
     """
     options, kernel_schedule = dict(KNOB_OPTIONS), COOPERATIVE
     has_kernel_schedules = can_compute_several_tiles(w)
@@ -109,6 +130,8 @@ def declare_knobs(
     if has_kernel_schedules:
         values["raster_order"] = k.choice("raster_order", RASTER_ORDERS, default.raster_order)
         values["decomposition"] = k.choice("decomposition", DECOMPOSITIONS, default.decomposition)
+    if has_float8_sums(w):
+        values[KNOB] = k.choice(KNOB, PROMOTION_INTERVALS, PROMOTION_INTERVALS[0])
     tiles = HopperTileConfig(**values, taps_per_copy=taps_per_copy, halo_width=compute_halo_width(w))
     best_us = None if estimate is estimate_latency_us else float(estimate(default, w))
     required = (*isa_constraints(w), *resource_constraints(w))
@@ -159,7 +182,7 @@ def list_starting_configs(
     """
     rules = [*isa_constraints(w), *resource_constraints(w), *rules]
     rules += pruning_constraints(w, estimate, float(estimate(default, w)) if default else None)
-    options = KNOB_OPTIONS | {"taps_per_copy": list_taps_per_copy(w)}
+    options = KNOB_OPTIONS | {"taps_per_copy": list_taps_per_copy(w)} | list_promotion_intervals(w)
 
     def list_tiles(max_tiles: int, **fixed: Any) -> list[tuple[HopperTileConfig, float]]:
         fixed["halo_width"] = compute_halo_width(w)
@@ -168,7 +191,7 @@ def list_starting_configs(
 
     if not can_compute_several_tiles(w):
         ranked = list_tiles(STARTING_TILES) if default else []
-        return [_knob_values(config) for config, _ in ranked]
+        return [_knob_values(config, options) for config, _ in ranked]
     options["wgmma_m_tiles"] = REALLOCATED_WGMMA_M_TILES_CHOICES
     best_tiles = {
         name: iter(list_tiles(STARTING_KERNEL_SCHEDULES.count(name), kernel_schedule=name)) for name in KERNEL_SCHEDULES
@@ -182,11 +205,11 @@ def list_starting_configs(
     best_split = min(split, key=lambda entry: entry[1], default=None)
     if best_split and all(best_split[1] < latency_us for _, latency_us in ranked):
         ranked.append(best_split)
-    return [_knob_values(config) for config, _ in ranked]
+    return [_knob_values(config, options) for config, _ in ranked]
 
 
-def _knob_values(config: HopperTileConfig) -> dict[str, Any]:
-    names = (*KNOB_OPTIONS, "taps_per_copy", "kernel_schedule", "raster_order", "decomposition")
+def _knob_values(config: HopperTileConfig, options: Mapping[str, Any]) -> dict[str, Any]:
+    names = (*options, "kernel_schedule", "raster_order", "decomposition")
     return {name: getattr(config, name) for name in names}
 
 
@@ -195,6 +218,7 @@ def pruning_constraints(w: Conv, estimate: Estimate = estimate_latency_us, best_
     gemm = ImplicitGemmShape.from_workload(w)
     best_latency_us = min_latency_us(w) if best_us is None else best_us
     return [
+        *([limit_accumulation_error(lambda t: t.promoted_products(1))] if has_float8_sums(w) else []),
         (
             "tiles are less than twice as large as the product",
             lambda t: (t.block_m < 2 * max(gemm.m, 64)) & (t.block_n < 2 * max(gemm.n, 16)),

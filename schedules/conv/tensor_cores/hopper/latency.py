@@ -13,6 +13,7 @@ from tvmconv.workloads import Conv
 
 from ..implicit_gemm_shape import ACCUMULATOR_BYTES, ImplicitGemmShape
 from ..latency_model import bound_by_memory, combine_overlapping_times, estimate_k_tile_us
+from ..promotion import PROMOTION_INTERVALS, has_float8_sums, limit_accumulation_error
 from .candidates import select_best
 from .constraints import isa_constraints, require_whole_slices, resource_constraints
 from .tile_config import COOPERATIVE, KNOB_OPTIONS, PINGPONG, HopperTileConfig
@@ -20,6 +21,14 @@ from .tma_requirements import WGMMA_K_BYTES, WGMMA_M, compute_halo_width, list_t
 
 # Costs of partial sums in a workspace: a second launch, as fitted for `mma_sync`, and traffic of L2 by all SMs.
 WORKSPACE_LAUNCH_US, WORKSPACE_BYTES_PER_US = H200_FIT.mma_sync.workspace_launch_us, 4.0e6
+
+# Rough time of a promotion on one SM with tiles of 128 x 128, besides what another warpgroup hides.
+PROMOTION_US_PER_ELEMENT = 3e-6
+
+
+def list_promotion_intervals(w: Conv) -> dict[str, tuple[int, ...]]:
+    """Return the knob of sums of 8-bit floats with the default interval; no knob for other dtypes."""
+    return {"promotion_interval": PROMOTION_INTERVALS[:1]} if has_float8_sums(w) else {}
 
 
 def estimate_latency_us(
@@ -62,6 +71,8 @@ def _estimate_unbounded_us(
     smem_bytes = num_wgmmas * (WGMMA_M + config.block_n) * WGMMA_K_BYTES + config.stage_bytes()
     tma_us, macs = ctas_per_sm * tma_rows / params.tma_rows_per_us, macs_per_k_tile * config.taps_per_copy
     k_tile_us = estimate_k_tile_us(ctas_per_sm, macs, smem_bytes, gemm.itemsize, params, tma_us, params.k_tile_us)
+    promotions = np.where(np.greater(config.promotion_interval, 0), 1 / np.maximum(1, config.promotion_k_tiles(1)), 0)
+    promotion_us = ctas_per_sm * promotions * config.block_m * config.block_n * PROMOTION_US_PER_ELEMENT
     stage_wait_us = (
         params.stage_reuse_k_tiles * k_tile_us + (config.multicast_size > 1) * params.cluster_wait_us
     ) / np.minimum(config.stages, k_tiles)
@@ -69,7 +80,7 @@ def _estimate_unbounded_us(
         params.epilogue_us_per_accumulator * config.num_accumulators
         + config.uses_smem_reduction(w) * params.reduction_us_per_element * config.block_m * config.block_n
     )
-    mainloop_us = k_tiles * combine_overlapping_times(k_tile_us, stage_wait_us)
+    mainloop_us = k_tiles * (combine_overlapping_times(k_tile_us, stage_wait_us) + promotion_us)
     total_us = params.launch_us + waves * (mainloop_us + ctas_per_sm * epilogue_us)
     total_us = total_us + (waves > 1) * waves * params.tile_start_us + (config.split_k > 1) * params.split_k_cluster_us
     pingpong_us = params.launch_us + _pingpong_latency_us(waves, mainloop_us, epilogue_us, params.tile_start_us)
@@ -144,8 +155,10 @@ def min_latency_us(w: Conv) -> float:
 @functools.lru_cache(maxsize=256)
 def _select_best(w: Conv, kernel_schedule: str, b_is_mn_major: bool) -> tuple[HopperTileConfig | None, float]:
     """Return the legal config with the best estimate, if there is one, and the estimate in microseconds."""
-    options = KNOB_OPTIONS | {"taps_per_copy": list_taps_per_copy(w)}
+    options = KNOB_OPTIONS | {"taps_per_copy": list_taps_per_copy(w)} | list_promotion_intervals(w)
     rules = [*isa_constraints(w), *resource_constraints(w)]
+    if has_float8_sums(w):
+        rules.append(limit_accumulation_error(lambda t: t.promoted_products(1)))
     if b_is_mn_major:
         rules.append(require_whole_slices(w.storage))
     if kernel_schedule == PINGPONG:

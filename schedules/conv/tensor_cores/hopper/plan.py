@@ -16,7 +16,8 @@ from tvmconv.target import WARPGROUP_SIZE
 from tvmconv.workloads import Conv
 from tvmconv.workloads.dtypes import get_itemsize
 
-from ....tir_builder import Expr, Register, to_uint32
+from ....tir_builder import Expr, Register, allocate, to_uint32
+from ..gemm.accumulators import Accumulators
 from ..gemm.atoms import Major, WgmmaAtom
 from ..gemm.channels_first_epilogue import ChannelsFirstOutput
 from ..gemm.cluster_reduction import ClusterReduction
@@ -100,6 +101,12 @@ class KernelPlan:
         vector = math.gcd(shape.n, VECTOR_BYTES // ACCUMULATOR_BYTES)
         parts = config.split_k, num_threads, vector, self.problem.residues
         return ClusterReduction(shape, *tile, *parts, self.channels_first_output)
+
+    def allocate_accumulators(self) -> Accumulators:
+        """Allocate the accumulators of a thread, and promoted sums if there are."""
+        mainloop, count = self.mainloop, self.mainloop.num_accumulators
+        promoted = allocate("sums", count, "float32") if mainloop.promotion_k_tiles else None
+        return Accumulators.allocate(count, mainloop.atom.accumulator_dtype, self.ops.dtype, promoted)
 
     @property
     def tma_outputs(self) -> list[str]:
@@ -202,6 +209,7 @@ def make_mainloop(problem: ConvProblem, config: HopperTileConfig, dilation: int)
         block_k=config.block_k(atom.itemsize),
         taps_per_copy=config.taps_per_copy,
         rows_per_tap=dilation if config.taps_per_copy > 1 else 0,
+        promotion_k_tiles=int(config.promotion_k_tiles(atom.itemsize)),
     )
 
 

@@ -42,11 +42,13 @@ from tvmconv.registry import schedule
 from tvmconv.requirements import all_of
 from tvmconv.space import Knobs
 from tvmconv.workloads import Conv
+from tvmconv.workloads.dtypes import EIGHT_BIT_DTYPES
 from tvmconv.workloads.features import CACHED_FRAMES, LARGE_TENSORS
 from tvmconv.workloads.layout import CHANNELS_FIRST, CHANNELS_LAST
 
 from ....tir_builder import Buffer, build_schedule
 from ...layout_conversion import build_channels_last_schedule
+from ..eight_bit_requirements import CHANNELS_LAST_EIGHT_BITS, PAIRED_EIGHT_BITS
 from ..frame_product import FrameProduct
 from ..gemm.channels_first_epilogue import ChannelsFirstOutput
 from ..gemm.problem import make_frames
@@ -79,7 +81,8 @@ from .tma_requirements import (
 if TYPE_CHECKING:
     from tvmconv.workloads import Conv3d
 
-DTYPES = ("float16", "bfloat16", "tf32")
+WIDE_DTYPES = ("float16", "bfloat16", "tf32")  # of 16 or 32 bits
+DTYPES = (*WIDE_DTYPES, *EIGHT_BIT_DTYPES)
 
 
 def view_for_tma(w: Conv) -> Conv:
@@ -98,9 +101,14 @@ def can_load_view_by_tma(w: Conv) -> bool:
 
 
 def has_accessible_tensors(w: Conv) -> bool:
-    """Whether arrays with cached frames or more than 2^31 - 1 elements are channels last, and TMA stores large ones."""
+    """Whether arrays with cached frames or more than 2^31 - 1 elements are channels last, and TMA stores large ones.
+
+    Such arrays have elements of 16 or 32 bits.
+    """
     if w.reads_x_only and not w.has_large_tensors:
         return True
+    if w.dtype in EIGHT_BIT_DTYPES:
+        return False
     view = view_for_tma(w)
     return w.layout == CHANNELS_LAST and not w.returns_stats and (can_store_by_tma(view) or not has_large_output(view))
 
@@ -116,7 +124,10 @@ def stores_stats_by_tma(w: Conv) -> bool:
     *("conv1d", "conv2d", "conv3d"),
     dtypes=DTYPES,
     usage=lambda w, c: add_input_loader_usage(compute_usage(view_for_tma(w), c), w, view_for_tma(w), c),
-    condition=all_of(has_accessible_tensors, can_load_view_by_tma, stores_stats_by_tma),
+    condition=all_of(
+        *(CHANNELS_LAST_EIGHT_BITS, PAIRED_EIGHT_BITS),
+        *(has_accessible_tensors, can_load_view_by_tma, stores_stats_by_tma),
+    ),
     search_if=lambda w: is_promising(view_for_tma(w)),
     starting_configs=lambda w: [
         *list_input_loader_starting_configs(w, view_for_tma(w)),

@@ -17,6 +17,7 @@ import numpy as np
 from tvm.s_tir import Schedule
 
 from tvmconv.registry import schedule
+from tvmconv.requirements import all_of
 from tvmconv.space import Columns, Knobs
 from tvmconv.space.search_space import ResourceUsage
 from tvmconv.workloads import Conv, Conv3d
@@ -36,7 +37,7 @@ from .constraints import MAX_ACCUMULATORS, resource_constraints
 from .kernel import emit_kernel
 from .latency import estimate_latency_us
 from .product_family import ProductFamily
-from .schedule import DTYPES
+from .schedule import WIDE_DTYPES
 from .tile_config import HopperTileConfig
 from .tma_requirements import WGMMA_K_BYTES, has_large_output
 
@@ -118,10 +119,15 @@ def list_best_configs(w: Conv) -> list[dict[str, int]]:
     return [values for _, values in sorted(best, key=lambda entry: entry[0])]
 
 
+def has_legal_config(w: Conv) -> bool:
+    """Whether a window of some number of lines, its accumulators, and its shared memory fit a CTA."""
+    return bool(list_best_configs(w))
+
+
 def is_promising(w: Conv) -> bool:
     """Return whether filters are few, and channels fill an instruction."""
     itemsize_channels = w.C * get_itemsize(w.storage)
-    return w.O <= MAX_PROMISING_FILTERS and itemsize_channels >= WGMMA_K_BYTES and bool(list_best_configs(w))
+    return w.O <= MAX_PROMISING_FILTERS and itemsize_channels >= WGMMA_K_BYTES
 
 
 def compute_tap_usage(w: Conv, columns: Columns) -> ResourceUsage:
@@ -131,9 +137,9 @@ def compute_tap_usage(w: Conv, columns: Columns) -> ResourceUsage:
 
 @schedule(
     *("conv2d", "conv3d"),
-    dtypes=DTYPES,
+    dtypes=WIDE_DTYPES,
     usage=compute_tap_usage,
-    condition=has_few_filters,
+    condition=all_of(has_few_filters, has_legal_config),
     search_if=is_promising,
     starting_configs=lambda w: list_best_configs(w)[1:],
     supersedes=("direct", "implicit_gemm", "tensor_core"),

@@ -91,6 +91,8 @@ class HopperTileConfig(TileConfig):
     # How CTAs divide the work. In "data_parallel" a CTA computes whole tiles. In "split_last_wave" several CTAs also
     # divide the k-tiles of each tile of the last wave.
     decomposition: Any = DATA_PARALLEL
+    # Products of 8-bit floats after which accumulators are added to float32 sums, in whole k-tiles; 0: never.
+    promotion_interval: Any = 0
     input_loader: Any = CONVERTED  # how a channels-first X is loaded where there is a choice; see `input_loader.py`
     producer_warpgroups: Any = 1  # warpgroups whose warps load filters and halo rows
 
@@ -143,6 +145,20 @@ class HopperTileConfig(TileConfig):
     def num_accumulators(self) -> Any:
         """Accumulator registers per thread."""
         return self.wgmma_m_tiles * self.block_n // 2
+
+    @property
+    def num_sums(self) -> Any:
+        """Registers per thread of accumulators and of promoted sums."""
+        return self.num_accumulators * np.where(np.greater(self.promotion_interval, 0), 2, 1)
+
+    def promotion_k_tiles(self, itemsize: int) -> Any:
+        """Return the number of k-tiles after which accumulators are promoted; 0 if they are not."""
+        k_tiles = np.maximum(1, self.promotion_interval // (self.block_k(itemsize) * self.taps_per_copy))
+        return np.where(np.greater(self.promotion_interval, 0), k_tiles, 0)
+
+    def promoted_products(self, itemsize: int) -> Any:
+        """Return the number of products that are added before a promotion; 0 if there is none."""
+        return self.promotion_k_tiles(itemsize) * self.block_k(itemsize) * self.taps_per_copy
 
     @property
     def num_threads(self) -> Any:
@@ -305,7 +321,7 @@ class HopperTileConfig(TileConfig):
 
     def estimate_registers(self) -> Any:
         """Return the estimated registers per thread of a consumer."""
-        return self.num_accumulators + OVERHEAD_REGISTERS
+        return self.num_sums + OVERHEAD_REGISTERS
 
     def ctas_per_sm(self, w: Conv) -> Any:
         """Return the number of resident CTAs per SM; a persistent grid has one."""

@@ -86,7 +86,7 @@ def can_store_by_tma(w: Conv) -> bool:
     """Return whether output rows are whole 16-byte chunks in each group and the epilogue reads at most one residual."""
     gemm = ImplicitGemmShape.from_workload(w)
     residual_ops = [operation for operation in epilogue.get_ops(w.epilogue) if operation.argument_kind == "output"]
-    has_whole_chunks = gemm.n * gemm.itemsize % VECTOR_BYTES == 0
+    has_whole_chunks = gemm.n * gemm.output_itemsize % VECTOR_BYTES == 0
     return has_whole_chunks and len(residual_ops) <= 1 and not isinstance(w, TapColumnProduct)
 
 

@@ -48,7 +48,8 @@ def stores_raw_accumulators(w: Conv, tiles: MmaSyncTileConfig) -> Any:
 
 def compute_staged_itemsize(w: Conv, tiles: MmaSyncTileConfig) -> Any:
     """Return the bytes of an element of the tile in shared memory."""
-    return np.where(stores_raw_accumulators(w, tiles), ACCUMULATOR_BYTES, ImplicitGemmShape.from_workload(w).itemsize)
+    itemsize = ImplicitGemmShape.from_workload(w).output_itemsize
+    return np.where(stores_raw_accumulators(w, tiles), ACCUMULATOR_BYTES, itemsize)
 
 
 def count_channel_args(w: Conv, tiles: MmaSyncTileConfig) -> Any:

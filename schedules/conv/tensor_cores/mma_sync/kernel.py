@@ -8,12 +8,14 @@ from __future__ import annotations
 import functools
 import math
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from typing import Any
 
 from tvmconv.workloads import Conv
 from tvmconv.workloads.epilogue import STATS
 
 from ....tir_builder import Buffer, Expr, allocate, if_, logical_and, serial_loop, to_uint32
+from ..gemm.accumulators import Accumulators
 from ..gemm.atoms import MmaSyncAtom, ThreadPosition
 from ..gemm.channel_arguments import ChannelArgumentTile
 from ..gemm.channel_stats import PartialStats
@@ -30,7 +32,7 @@ from ..gemm.staged_pixels_epilogue import StagedPixelsEpilogue, locate_pixels, s
 from ..gemm.staged_stats import StagedStatsEpilogue, choose_block_rows
 from ..gemm.tile_scheduler import KRange, TileScheduler, WorkTile
 from ..gemm.workspace_reduction import OutputVector, WorkspaceReduction, store_partial_sums
-from ..implicit_gemm_shape import VECTOR_BYTES, ImplicitGemmShape
+from ..implicit_gemm_shape import ImplicitGemmShape
 from .epilogue_split import compute_smem_bytes, compute_staged_itemsize, split_epilogue, stores_raw_accumulators
 from .tile_config import MmaSyncTileConfig
 
@@ -54,7 +56,7 @@ def emit_kernels(
     workspace = allocate("partial", config.split_k * shape.m * w.O, "float32", "global")
     emit_kernel(w, config, arguments, workspace, filter_loader)
     output = ChannelsFirstOutput.from_workload(w) if config.stores_channels_first else None
-    vector = output.vector if output else math.gcd(w.O, VECTOR_BYTES // shape.itemsize)
+    vector = output.vector if output else math.gcd(w.O, shape.output_vector)
 
     def locate(item: Expr) -> OutputVector:
         if output:
@@ -91,11 +93,12 @@ def emit_kernel(
             allow_dependent_launch()
         cta, split, smem = position.index, position.split, allocate_smem(int(compute_smem_bytes(w, config)))
         tiling = make_tiling(w.dtype, config, position.thread)
+        accumulators = allocate("accumulators", tiling.num_accumulators, "float32")
         mainloop = make_conv_mainloop(w, config, tiling, arguments, split, smem, filter_loader)
+        mainloop = add_promotion(w, config, mainloop, accumulators)
         further: dict[str, Any] = {"epilogue_type": StagedStatsEpilogue, "stats": stats} if stats else {}
         has_workspace = workspace is not None
         epilogue = make_epilogue(w, config, tiling, arguments, split, smem, has_workspace=has_workspace, **further)
-        accumulators = allocate("accumulators", tiling.num_accumulators, "float32")
 
         def start(tile: WorkTile) -> None:
             epilogue.prefetch_channel_args(tile)
@@ -129,12 +132,22 @@ def emit_kernel(
                 compute(tiles.tile_at(tile_idx), tiles.tile_at(tile_idx + num_ctas), has_next_tile)
 
 
+def add_promotion(w: Conv, config: MmaSyncTileConfig, mainloop: MmaSyncMainloop, sums: Buffer) -> MmaSyncMainloop:
+    """Return a mainloop of 8-bit operands whose accumulators become float32 sums; others accumulate there."""
+    atom, itemsize = mainloop.tiling.atom, mainloop.tiling.atom.itemsize
+    if itemsize > 1 or (atom.accumulator_dtype == "float32" and not config.promotion_interval):
+        return mainloop
+    count = mainloop.tiling.num_accumulators
+    products = Accumulators.allocate(count, atom.accumulator_dtype, w.argument_dtypes[-1], sums)
+    return replace(mainloop, products=products, promotion_k_tiles=int(config.promotion_k_tiles))
+
+
 def make_stats(w: Conv, config: MmaSyncTileConfig) -> PartialStats | None:
     """Return the statistics of the output's channels if the workload has them."""
     if STATS not in w.epilogue:
         return None
     shape = ImplicitGemmShape.from_workload(w)
-    rows = choose_block_rows(config.block_m, config.block_n, int(config.num_threads), shape.itemsize)
+    rows = choose_block_rows(config.block_m, config.block_n, int(config.num_threads), shape.output_itemsize)
     return PartialStats.with_workspace(shape.m, shape.groups * shape.n, rows)
 
 
@@ -228,6 +241,11 @@ def make_epilogue(
     starts_with_residual, owns_sums = config.residual_add == "accumulator_init", not config.uses_cluster_reduction
     register_ops, vector_ops = ([], []) if has_workspace else split_epilogue(w, starts_with_residual, owns_sums)
     staged_itemsize = int(compute_staged_itemsize(w, config))
+    output_dtype = w.argument_dtypes[-1]
+    register_epilogue, vector_epilogue = (
+        EpilogueOps(tuple(ops), dtype).bind_tensor_args(arguments, uses_registers=True)
+        for ops, dtype in ((register_ops, "float32" if stages_sums else output_dtype), (vector_ops, output_dtype))
+    )
     make_layer: Callable[..., StagedEpilogue] = epilogue_type
     if config.stores_channels_first:
         make_layer = functools.partial(StagedPixelsEpilogue, output=ChannelsFirstOutput.from_workload(w))
@@ -235,8 +253,8 @@ def make_epilogue(
         shape,
         tiling,
         arguments,
-        EpilogueOps(tuple(register_ops), "float32" if stages_sums else w.storage),
-        EpilogueOps(tuple(vector_ops), w.storage),
+        register_epilogue,
+        vector_epilogue,
         stages_sums,
         num_parts=config.split_k,
         split=split,

@@ -15,6 +15,7 @@ from tvmconv.workloads.text import MAX_INT32_ELEMENTS
 
 from ...tile_config import Rule, add_rules, declare_choices
 from ..implicit_gemm_shape import VECTOR_BYTES, ImplicitGemmShape
+from ..promotion import KNOB, PROMOTION_INTERVALS, has_float8_sums, has_integer_output, limit_accumulation_error
 from .epilogue_split import compute_smem_bytes
 from .latency import estimate_latency_us, min_latency_us, select_default_config
 from .tile_config import (
@@ -71,14 +72,22 @@ def declare_knobs(w: Conv, k: Knobs, *, stores_channels_first: bool = False) -> 
     """Declare the knobs, with defaults that suit the workload, and return their values."""
     gemm = ImplicitGemmShape.from_workload(w)
     returns_stats = epilogue.STATS in w.epilogue
-    default = select_default_config(w, splits_reduction=not returns_stats, stores_channels_first=stores_channels_first)
+    has_whole_sums = returns_stats or has_integer_output(w)
+    default = select_default_config(w, splits_reduction=not has_whole_sums, stores_channels_first=stores_channels_first)
     values = declare_choices(k, list_options(gemm.itemsize), default)
     if _can_start_with_residual(w):
         values["residual_add"] = k.choice("residual_add", ("epilogue", "accumulator_init"), "epilogue")
     required = list_requirements(gemm)
     if returns_stats:
         required.append(("a block that returns statistics of its output has whole sums", lambda t: t.split_k == 1))
-    add_rules(k, MmaSyncTileConfig.from_columns, required, list_prunings(gemm))
+    if has_integer_output(w):
+        rule = "integers are stored by blocks and warps with whole sums"
+        required.append((rule, lambda t: (t.split_k == 1) & (t.warps_k == 1)))
+    prunings = list_prunings(gemm)
+    if has_float8_sums(w):
+        values[KNOB] = k.choice(KNOB, PROMOTION_INTERVALS, PROMOTION_INTERVALS[0])
+        prunings.append(limit_accumulation_error(lambda t: t.promoted_products))
+    add_rules(k, MmaSyncTileConfig.from_columns, required, prunings)
     return MmaSyncTileConfig(**values, stores_channels_first=stores_channels_first)
 
 

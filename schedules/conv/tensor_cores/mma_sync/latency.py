@@ -14,6 +14,7 @@ from tvmconv.workloads import Conv
 
 from ..implicit_gemm_shape import ACCUMULATOR_BYTES, VECTOR_BYTES, ImplicitGemmShape
 from ..latency_model import bound_by_memory, count_ctas_per_sm, estimate_k_tile_us
+from ..promotion import PROMOTION_INTERVALS, has_float8_sums, has_integer_output
 from .epilogue_split import compute_smem_bytes
 from .tile_config import MAX_ACCUMULATORS, MMA_K_BYTES, MMA_M, MMA_N, MmaSyncTileConfig, list_options
 
@@ -88,6 +89,12 @@ def select_default_config(
     candidates = dataclasses.replace(candidates, stores_channels_first=stores_channels_first)
     if not splits_reduction:
         candidates = candidates.filter(candidates.split_k == 1)
+    if has_integer_output(w):
+        candidates = candidates.filter(candidates.warps_k == 1)
+    if has_float8_sums(w):
+        candidates = dataclasses.replace(candidates, promotion_interval=PROMOTION_INTERVALS[0])
+        fits = candidates.fits_registers(gemm.itemsize, gemm.spatial_ndim)
+        candidates = candidates.filter(fits & (candidates.promoted_products <= PROMOTION_INTERVALS[0]))
     fits = compute_smem_bytes(w, candidates) <= PORTABLE_SHARED_BYTES
     is_allowed = candidates.has_k_tile_in_each_part(gemm) & fits
     return candidates.row(int(np.argmin(np.where(is_allowed, estimate_latency_us(candidates, gemm), np.inf))))

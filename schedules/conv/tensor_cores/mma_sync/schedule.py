@@ -24,6 +24,8 @@ reduction, never exists in memory (implicit GEMM); the weight operand is channel
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 from tvm.s_tir import Schedule
 
@@ -32,17 +34,19 @@ from tvmconv.requirements import all_of
 from tvmconv.space import Columns, Knobs
 from tvmconv.space.search_space import ResourceUsage
 from tvmconv.workloads import Conv
+from tvmconv.workloads.dtypes import EIGHT_BIT_DTYPES, FLOAT8_DTYPES, INT8
 from tvmconv.workloads.features import ALL_FEATURES
 from tvmconv.workloads.layout import CHANNELS_FIRST, CHANNELS_LAST
 
 from ...layout_conversion import build_channels_last_schedule, estimate_input_conversion_us
+from ..eight_bit_requirements import CHANNELS_LAST_EIGHT_BITS, PAIRED_EIGHT_BITS
 from ..implicit_gemm_shape import VECTOR_BYTES, ImplicitGemmShape
 from ..space_to_depth import fold_filter_row_into_channels
 from .kernel import emit_kernels
 from .knobs import compute_usage, declare_knobs
 from .tile_config import MMA_N
 
-DTYPES = ("float16", "bfloat16", "tf32")
+DTYPES = ("float16", "bfloat16", "tf32")  # those of gradients, too
 
 
 def view(w: Conv) -> Conv:
@@ -72,22 +76,25 @@ def stages_stats(w: Conv) -> bool:
 
 
 def has_accessible_tensors(w: Conv) -> bool:
-    """Whether arrays are channels last where there are cached frames, upsampling, or more than 2^31 - 1 elements."""
-    return w.layout == CHANNELS_LAST or not w.required_features
+    """Whether arrays are channels last where there are cached frames, upsampling, or more than 2^31 - 1 elements.
+
+    Elements of such arrays have 16 or 32 bits.
+    """
+    return not w.required_features or (w.layout == CHANNELS_LAST and w.dtype not in EIGHT_BIT_DTYPES)
 
 
-@schedule(
-    *("conv1d", "conv2d", "conv3d"),
-    dtypes=DTYPES,
-    usage=compute_layout_usage,
-    condition=all_of(stages_stats, has_accessible_tensors),
-    search_if=is_promising,
-    supersedes=("direct", "implicit_gemm", "tensor_core"),
-    device_kinds=("cuda",),
-    min_arch=80,
-    computes_stats=True,
-    features=ALL_FEATURES,
-)
+OPERATORS = ("conv1d", "conv2d", "conv3d")
+OPTIONS: dict[str, Any] = {  # of both schedules
+    "usage": compute_layout_usage,
+    "condition": all_of(CHANNELS_LAST_EIGHT_BITS, PAIRED_EIGHT_BITS, stages_stats, has_accessible_tensors),
+    "search_if": is_promising,
+    "supersedes": ("direct", "implicit_gemm", "tensor_core"),
+    "device_kinds": ("cuda",),
+    "computes_stats": True,
+}
+
+
+@schedule(*OPERATORS, dtypes=(*DTYPES, INT8.name), min_arch=80, features=ALL_FEATURES, **OPTIONS)
 def mma_sync(s: Schedule, w: Conv, k: Knobs) -> Schedule:
     """Tile pixels × channels over blocks and warps, and pipeline the k-tiles of the reduction."""
     viewed_workload = view(w)
@@ -95,3 +102,9 @@ def mma_sync(s: Schedule, w: Conv, k: Knobs) -> Schedule:
     return build_channels_last_schedule(
         w, lambda arguments: emit_kernels(viewed_workload, config, arguments), converts_output=False
     )
+
+
+@schedule(*OPERATORS, dtypes=FLOAT8_DTYPES, min_arch=89, **OPTIONS)
+def mma_sync_fp8(s: Schedule, w: Conv, k: Knobs) -> Schedule:
+    """Do what `mma_sync` does, with 8-bit floats, whose sums are promoted to float32."""
+    return mma_sync(s, w, k)

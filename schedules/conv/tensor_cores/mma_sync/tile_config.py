@@ -52,6 +52,8 @@ class MmaSyncTileConfig(TileConfig):
     tiles_per_block: Any  # tiles that a block computes one after another
     # Where a residual is added: "accumulator_init" or "epilogue"; "none" without such a residual.
     residual_add: Any = "none"
+    # Products of 8-bit floats after which accumulators are added to float32 sums, in whole k-tiles; 0: never.
+    promotion_interval: Any = 0
     stores_channels_first: Any = False  # whether the output is channels first, which is no knob
 
     @property
@@ -69,6 +71,17 @@ class MmaSyncTileConfig(TileConfig):
         """Accumulator registers per thread."""
         return self.block_m * self.block_n // (self.warps_m * self.warps_n * WARP_SIZE)
 
+    @property
+    def promotion_k_tiles(self) -> Any:
+        """Number of k-tiles after which the accumulators of 8-bit floats are promoted; 0 if they are not."""
+        k_tiles = np.maximum(1, self.promotion_interval * self.warps_k // self.block_k)
+        return np.where(np.greater(self.promotion_interval, 0), k_tiles, 0)
+
+    @property
+    def promoted_products(self) -> Any:
+        """Number of products that a warp adds before a promotion; 0 if there is none."""
+        return self.promotion_k_tiles * self.block_k // self.warps_k
+
     def estimate_registers(self, itemsize: int, spatial_ndim: int) -> Any:
         """Return the estimated registers per thread: accumulators, two fragment sets, row addresses and overhead."""
         fragment_regs = self.block_m // self.warps_m // MMA_M * 4 + self.block_n // self.warps_n // MMA_N * 2
@@ -76,7 +89,8 @@ class MmaSyncTileConfig(TileConfig):
         address_regs = ceil_div(self.block_m, rows_per_pass) * (1 + spatial_ndim) + ceil_div(
             self.block_n, rows_per_pass
         )
-        return self.num_accumulators + 2 * fragment_regs + address_regs + OVERHEAD_REGISTERS
+        num_sums = self.num_accumulators * np.where(np.greater(self.promotion_interval, 0), 2, 1)
+        return num_sums + 2 * fragment_regs + address_regs + OVERHEAD_REGISTERS
 
     def fits_registers(self, itemsize: int, spatial_ndim: int) -> Any:
         """Return whether the estimated registers of all threads fit."""

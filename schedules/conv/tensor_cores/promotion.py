@@ -1,0 +1,47 @@
+"""Promotion of sums of 8-bit floats to float32: the knob `promotion_interval`, and its bound of the error.
+
+The knob is the number of products that are added before the accumulators are added to float32 sums, in whole k-tiles. A
+search has only the interval whose error is bounded. Longer ones, and 0 for none, are for users who set them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from tvmconv.workloads import Conv
+from tvmconv.workloads.dtypes import DTYPES, FLOAT8_DTYPES
+from tvmconv.workloads.quantization import MAX_ACCUMULATION_ERROR, bound_accumulation_error
+
+from ..tile_config import Rule
+
+KNOB = "promotion_interval"
+MAX_PRODUCTS = int(MAX_ACCUMULATION_ERROR / bound_accumulation_error(1))  # whose error is bounded
+PROMOTION_INTERVALS = (MAX_PRODUCTS, 2 * MAX_PRODUCTS, 4 * MAX_PRODUCTS, 8 * MAX_PRODUCTS, 0)
+
+
+def has_eight_bits(w: Conv) -> bool:
+    """Return whether the operands of a convolution have 8 bits; those of other products do not."""
+    return isinstance(w, Conv) and DTYPES[w.dtype].has_8_bits
+
+
+def has_float8_sums(w: Conv) -> bool:
+    """Return whether sums are those of products of 8-bit floats."""
+    return isinstance(w, Conv) and w.dtype in FLOAT8_DTYPES
+
+
+def has_integer_output(w: Conv) -> bool:
+    """Return whether sums are stored as integers, whose parts cannot be added in float32."""
+    return isinstance(w, Conv) and w.output_dtype == "int32"
+
+
+def limit_accumulation_error(count_products: Callable[[Any], Any]) -> Rule:
+    """Return the constraint that only a user may lift, by setting the knob.
+
+    Args:
+        count_products: Function from configs to the products that are added before a promotion; 0 without promotion.
+    """
+    return (
+        f"sums of 8-bit floats have at most {MAX_PRODUCTS} products before they are promoted",
+        lambda t: (count_products(t) > 0) & (count_products(t) <= MAX_PRODUCTS),
+    )

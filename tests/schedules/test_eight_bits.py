@@ -1,0 +1,110 @@
+"""Operands of 8 bits on tensor cores, executed without a GPU: kernels of `hopper`, `mma_sync` and `mma_sync_fp8`."""
+
+import numpy as np
+import pytest
+from cubins import space_of
+from emulate import error, run
+from small_tiles import SMALL, few_multiprocessors
+
+import tvmconv as tc
+from tvmconv.errors import ScheduleError
+from tvmconv.registry import find_schedule
+from tvmconv.workloads.quantization import MAX_ACCUMULATION_ERROR, bound_accumulation_error
+
+WARP_TILE = {
+    **{"block_m": 32, "block_n": 32, "block_k": 64, "warps_m": 1, "warps_n": 2, "warps_k": 1, "stages": 3},
+    **{"split_k": 1, "split_k_reduction": "workspace", "tiles_per_block": 1},
+}
+
+
+def check(text, schedule, config, arch="sm_90"):
+    w = tc.parse(text)
+    with few_multiprocessors():
+        kernel = tc.build(w, schedule, arch=arch, config=config)
+    assert error(kernel.lowered_module, w) <= w.tolerance, (text, config)
+
+
+@pytest.mark.parametrize(
+    ("text", "config"),
+    [
+        ("conv2d:2x32x9x8,34x32x2x3,s1,p1x1x0x1,i8,nhwc", {}),
+        ("conv2d:2x32x9x8,32x32x2x3,s1,p1x1x0x1,i8,nhwc,scale,bias,add,relu,quantize", {"block_n": 32}),
+        ("conv2d:2x128x7x9,32x128x2x3,s1,p1,i8,nhwc,scale,out-f16", {"split_k": 3, "block_k_bytes": 128}),
+        ("conv2d:1x32x9x8,34x32x2x3,s2,p1,e4m3,nhwc,tensor_scale,quantize", {"block_n": 32}),
+        ("conv2d:1x32x9x8,32x32x2x3,s1,p1,e5m2,nhwc,scale,bias,add,silu,quantize", {"block_n": 32}),
+        ("conv1d:1x128x100,48x128x3,s1,p1,e4m3,nhwc,out-f32", {"block_n": 48, "promotion_interval": 256}),
+        (
+            "conv3d:1x64x3x5x6,32x32x2x2x1,s1,p0,g2,e5m2,nhwc,scale",
+            {"block_k_bytes": 32, "kernel_schedule": "pingpong"},
+        ),
+    ],
+)
+def test_hopper_multiplies_operands_of_8_bits(text, config):
+    if "kernel_schedule" in config:  # which is a knob of large outputs only
+        config = {name: value for name, value in config.items() if name != "kernel_schedule"}
+    check(text, "hopper", {**SMALL, **config})
+
+
+@pytest.mark.parametrize(
+    ("text", "arch", "config"),
+    [
+        ("conv2d:2x34x9x8,30x34x2x3,s1,p1x1x0x1,i8,nhwc,scale,bias,add,relu,quantize", "sm_80", {}),
+        ("conv2d:2x32x7x8,17x32x2x3,s1,p1,i8,nhwc", "sm_80", {}),
+        (
+            "conv1d:2x64x40,32x64x3,s1,p1,i8,nhwc,bias,scale,out-f16",
+            "sm_90",
+            {"split_k": 2, "split_k_reduction": "cluster"},
+        ),
+        ("conv2d:2x20x9x8,32x20x2x3,s1,p1,e4m3,nhwc,scale,quantize", "sm_89", {"warps_k": 2, "block_k": 128}),
+        ("conv1d:1x128x80,48x64x3,s1,p1,g2,e5m2,nhwc,add,silu", "sm_89", {"tiles_per_block": 2}),
+    ],
+)
+def test_mma_sync_multiplies_operands_of_8_bits(text, arch, config):
+    check(text, "mma_sync" if ",i8," in f"{text}," else "mma_sync_fp8", {**WARP_TILE, **config}, arch)
+
+
+@pytest.mark.parametrize(
+    ("schedule", "tile"), [("hopper", {**SMALL, "block_k_bytes": 128}), ("mma_sync_fp8", WARP_TILE)]
+)
+def test_promotion_keeps_sums_of_positive_numbers_within_the_bound(schedule, tile):
+    """The emulator truncates addends as tensor cores do; without promotion the error grows with the sum."""
+    w = tc.parse("conv1d:1x2048x64,16x2048x1,s1,p0,e4m3,nhwc,out-f32")
+    x, k = (np.abs(array.astype(np.float32)).astype(array.dtype) for array in w.inputs(0))
+    expected, errors = w.reference(x, k), {}
+    for interval in (128, 1024, 0):
+        with few_multiprocessors():
+            kernel = tc.build(w, schedule, arch="sm_90", config={**tile, "promotion_interval": interval})
+        found = run(kernel.lowered_module, [x, k]).astype(np.float64)
+        errors[interval] = np.linalg.norm(found - expected) / np.linalg.norm(expected)
+        assert errors[interval] <= bound_accumulation_error(interval or 2048)
+        assert kernel.config["promotion_interval"] == interval
+    assert errors[128] <= MAX_ACCUMULATION_ERROR < errors[0]
+    assert errors[128] < errors[1024] < errors[0]
+
+
+def test_searches_and_defaults_promote_within_the_bound():
+    for name, schedule_name in (("e4m3", "hopper"), ("e5m2", "mma_sync_fp8")):
+        w = tc.parse(f"conv2d:8x256x40x40,256x256x3x3,s1,p1,{name},nhwc")
+        schedule = find_schedule(w, schedule_name)
+        space = space_of(w, schedule_name)
+        assert space.default["promotion_interval"] == 128
+        for config in schedule.list_starting_configs(w):
+            assert config["promotion_interval"] == 128
+        for interval, is_searched in ((128, True), (256, False), (0, False)):
+            point = space.point_from_config({**space.default, "promotion_interval": interval})
+            assert space.is_legal(point[None])[0] == is_searched
+            assert schedule.apply(w, {"promotion_interval": interval})[1].config["promotion_interval"] == interval
+
+
+@pytest.mark.parametrize(
+    ("text", "schedule", "arch", "message"),
+    [
+        ("conv2d:1x64x8x8,64x64x3x3,s1,p1,e4m3,nhwc", "mma_sync_fp8", "sm_80", "needs sm_89 or later"),
+        ("conv2d:1x3x8x8,64x3x3x3,s1,p1,i8,nhwc", "mma_sync", "sm_80", "an even number of channels of 8 bits"),
+        ("conv2d:1x64x8x8,64x64x3x3,s1,p1,e4m3", "hopper", "sm_90", "layout nhwc for operands of 8 bits"),
+        ("conv2d:1x24x8x8,64x24x3x3,s1,p1,i8,nhwc", "hopper", "sm_90", "channels of a group fill 16-byte chunks"),
+    ],
+)
+def test_unsupported_workloads_of_8_bits_are_refused(text, schedule, arch, message):
+    with pytest.raises(ScheduleError, match=message):
+        tc.build(text, schedule, arch=arch)

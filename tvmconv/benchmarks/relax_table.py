@@ -1,0 +1,85 @@
+"""Make a table of whole networks compiled by TVM, one line each, from the results of `tvmconv bench relax-models`.
+
+tvmconv bench relax-table results/relax-*.json --update-page docs/relax.md
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import statistics
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from tvmconv.benchmarks.common import show
+from tvmconv.benchmarks.relax_methods import METHODS
+from tvmconv.cli import options
+from tvmconv.cli.errors import UsageError
+from tvmconv.reports.tables import EMPTY_CELL, Table, format_micros, format_optional, format_significant
+
+OURS = "tvmconv-relax"
+COMPARED = ("tvm", "metaschedule", "tvmconv-torch")  # whose time is divided by ours
+SECTION = "relax-models"
+LEGEND = (
+    "Microseconds per call of calls that are queued one after another; PyTorch and tvmconv.torch run in CUDA graphs. "
+    "*×*: the time of TVM, of MetaSchedule and of tvmconv.torch divided by that of tvmconv.relax. *Made in*: seconds "
+    "of `tvmconv.relax` until the network could run. *Error*: relative L2 difference of its output from that in "
+    "float64. The files of each line list versions, date and command."
+)
+
+
+def add_options(parser: argparse.ArgumentParser) -> None:
+    """Add the options of the benchmark."""
+    parser.add_argument("results", nargs="+", type=Path, metavar="FILE", help="Files relax-NAME.json of networks.")
+    options.add_page(parser)
+
+
+def run(args: argparse.Namespace) -> int:
+    """Read the results, print the table and write it into a page."""
+    try:
+        results = [json.loads(file.read_text(encoding="utf-8")) for file in args.results]
+        table = make_relax_models_table(results)
+    except (OSError, KeyError, TypeError, ValueError) as error:
+        raise UsageError(f"expected files of tvmconv bench relax-models: {error!r}") from error
+    show(table, args, SECTION, LEGEND)
+    return 0
+
+
+def make_relax_models_table(results: Sequence[Mapping[str, Any]]) -> Table:
+    """Return a table with one row per network, dtype and batch, and the geometric means in the last row. The columns
+    are the methods of which a result has a time. Results of the same case are merged, of which the last one counts;
+    results that `tvmconv bench relax-models` did not write raise KeyError.
+    """
+    cases: dict[tuple[str, str, int], dict[str, Mapping[str, Any]]] = {}
+    for result in results:
+        rows = {row["method"]: row for row in result["rows"] if row["device_seconds"] is not None}
+        cases.setdefault((result["network"], result["dtype"], result["batch"]), {}).update(rows)
+    methods = [method for method in METHODS if any(method in rows for rows in cases.values())]
+    compared = [method for method in COMPARED if method in methods]
+    lines, ratios = [], {method: list[float]() for method in compared}
+    for (network, dtype, batch), rows in sorted(cases.items()):
+        seconds = {method: float(row["device_seconds"]) for method, row in rows.items()}
+        speedups = {method: seconds[method] / seconds[OURS] for method in compared if {method, OURS} <= seconds.keys()}
+        for method, speedup in speedups.items():
+            ratios[method].append(speedup)
+        ours = rows.get(OURS, {"made_seconds": None, "error": None})
+        lines.append(
+            (
+                *(network, dtype, str(batch)),
+                *(format_micros(seconds[method]) if method in seconds else EMPTY_CELL for method in methods),
+                *(format_optional(speedups.get(method)) for method in compared),
+                EMPTY_CELL if ours["made_seconds"] is None else format_significant(ours["made_seconds"]),
+                EMPTY_CELL if ours["error"] is None else f"{ours['error']:.1e}",
+            )
+        )
+    means = [format_significant(statistics.geometric_mean(each)) if each else EMPTY_CELL for each in ratios.values()]
+    empty = [EMPTY_CELL] * (2 + len(methods))
+    lines.append(("geometric mean", *empty, *means, EMPTY_CELL, EMPTY_CELL))
+    headers = (
+        *("network", "dtype", "batch"),
+        *(f"{METHODS[method].label} [µs]" for method in methods),
+        *(f"× {METHODS[method].label}" for method in compared),
+        *("made in [s]", "error"),
+    )
+    return Table(headers, lines, {"network", "dtype"})
