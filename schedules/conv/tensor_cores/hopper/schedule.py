@@ -101,10 +101,7 @@ def can_load_view_by_tma(w: Conv) -> bool:
 
 
 def has_accessible_tensors(w: Conv) -> bool:
-    """Whether arrays with cached frames or more than 2^31 - 1 elements are channels last, and TMA stores large ones.
-
-    Such arrays have elements of 16 or 32 bits.
-    """
+    """Whether arrays with cached frames or over 2^31 - 1 elements have 16 or 32 bits, channels last, and TMA stores."""
     if w.reads_x_only and not w.has_large_tensors:
         return True
     if w.dtype in EIGHT_BIT_DTYPES:

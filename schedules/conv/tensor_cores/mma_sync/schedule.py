@@ -76,10 +76,7 @@ def stages_stats(w: Conv) -> bool:
 
 
 def has_accessible_tensors(w: Conv) -> bool:
-    """Whether arrays are channels last where there are cached frames, upsampling, or more than 2^31 - 1 elements.
-
-    Elements of such arrays have 16 or 32 bits.
-    """
+    """Whether cached frames, upsampled inputs and more than 2^31 - 1 elements have 16 or 32 bits, channels last."""
     return not w.required_features or (w.layout == CHANNELS_LAST and w.dtype not in EIGHT_BIT_DTYPES)
 
 
