@@ -86,6 +86,10 @@ def test_offsets_of_a_video_have_64_bits(schedule):
         (UPSAMPLED, "hopper", "hopper does not support an upsampled input"),
         (UPSAMPLED.replace("s1", "s2"), "upsample_hopper", "strides are 1"),
         (CACHED, "kn2row_hopper", "filters × taps of a plane fit one wgmma"),
+        ("conv2d:1x64x61x70,16x64x3x3,s1,p2,d2,f16,nhwc,add", "kn2row_hopper", "a window of some number of lines"),
+        (LARGE.replace("bf16", "i8"), "mma_sync", "have 16 or 32 bits"),
+        (LARGE.replace("bf16", "e4m3"), "mma_sync_fp8", "mma_sync_fp8 does not support tensors of more than 2"),
+        (LARGE.replace("bf16", "e4m3"), "hopper", "have 16 or 32 bits"),
     ],
 )
 def test_schedules_that_cannot_read_the_input_say_so(text, schedule, expected):

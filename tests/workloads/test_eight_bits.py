@@ -42,6 +42,7 @@ def test_texts_name_the_type_of_the_output(options, canonical, output):
         (f"{BASE},i8,out-f16,quantize", "out-f16: expected the operation quantize before outputs of 8 bits"),
         (f"{BASE},i8,quantize,relu", "expected quantize as the last operation"),
         (f"{BASE},e4m3,out-f8", "'out-f8': expected one of out-f32, out-f16, out-bf16, out-i32"),
+        (f"{BASE},up2,e4m3", "e4m3: expected no options c and up"),
         (f"{BASE},e4m3,nhwc,stats", "stats needs operands of 16 or 32 bits"),
         ("conv2d:1x131072x1x1,1x131072x1x1,s1,p0,i8", "131072 products of i8 per output may exceed int32"),
         ("conv2d_dgrad:1x16x8x8,16x16x3x3,s1,p1,i8", "dtype='int8': conv2d_dgrad does not support it"),

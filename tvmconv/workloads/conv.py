@@ -35,6 +35,10 @@ class Conv(ConvOperator):
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        if dtypes.DTYPES[self.dtype].has_8_bits and not self.reads_x_only:
+            raise WorkloadError(
+                f"{dtypes.DTYPES[self.dtype].text}: expected no options c and up with operands of 8 bits"
+            )
         if dtypes.DTYPES[self.dtype].has_8_bits:
             if not self.reads_x_only:
                 raise WorkloadError(
@@ -69,7 +73,7 @@ class Conv(ConvOperator):
             self.output_dtype if operation.argument_kind == "output" else dtypes.ACCUMULATOR
             for operation in self.argument_ops
         )
-        return *[self.storage] * self.num_operands, *read, self.output_dtype
+        return *(self.storage,) * self.num_operands, *read, self.output_dtype
 
     @property
     def tolerance(self) -> float:
@@ -93,12 +97,10 @@ class Conv(ConvOperator):
         return *operands, *arguments
 
     def _format_more_options(self) -> list[str]:
-        options = {stored: name for name, stored in quantization.OUT_DTYPES.items()}
-        return [
-            *([f"c{self.cached_frames}"] if self.cached_frames else []),
-            *([f"up{format_sizes(self.upsample)}"] if max(self.upsample) > 1 else []),
-            *([options[self.out_dtype]] if self.out_dtype else []),
-        ]
+        options = {stored: text for text, stored in quantization.OUT_DTYPES.items()}
+        cached = [f"c{self.cached_frames}"] if self.cached_frames else []
+        upsampled = [f"up{format_sizes(self.upsample)}"] if max(self.upsample) > 1 else []
+        return [*cached, *upsampled, *([options[self.out_dtype]] if self.out_dtype else [])]
 
     @classmethod
     def _parse_option(cls, piece: str) -> tuple[str, Any]:

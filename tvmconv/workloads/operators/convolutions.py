@@ -214,7 +214,6 @@ class Conv3d(Sizes3d, Conv):
 
     cached_frames: int = 0
     upsample: tuple[int, ...] = (1,)
-
     out_dtype: str = ""
 
     @property

@@ -81,7 +81,8 @@ from .tma_requirements import (
 if TYPE_CHECKING:
     from tvmconv.workloads import Conv3d
 
-DTYPES = ("float16", "bfloat16", "tf32")
+WIDE_DTYPES = ("float16", "bfloat16", "tf32")  # of 16 or 32 bits
+DTYPES = (*WIDE_DTYPES, *EIGHT_BIT_DTYPES)
 
 
 def view_for_tma(w: Conv) -> Conv:
@@ -100,9 +101,11 @@ def can_load_view_by_tma(w: Conv) -> bool:
 
 
 def has_accessible_tensors(w: Conv) -> bool:
-    """Whether arrays with cached frames or more than 2^31 - 1 elements are channels last, and TMA stores large ones."""
+    """Whether arrays with cached frames or over 2^31 - 1 elements have 16 or 32 bits, channels last, and TMA stores."""
     if w.reads_x_only and not w.has_large_tensors:
         return True
+    if w.dtype in EIGHT_BIT_DTYPES:
+        return False
     view = view_for_tma(w)
     return w.layout == CHANNELS_LAST and not w.returns_stats and (can_store_by_tma(view) or not has_large_output(view))
 
@@ -119,7 +122,8 @@ def stores_stats_by_tma(w: Conv) -> bool:
     dtypes=(*DTYPES, *EIGHT_BIT_DTYPES),
     usage=lambda w, c: add_input_loader_usage(compute_usage(view_for_tma(w), c), w, view_for_tma(w), c),
     condition=all_of(
-        CHANNELS_LAST_EIGHT_BITS, PAIRED_EIGHT_BITS, has_accessible_tensors, can_load_view_by_tma, stores_stats_by_tma
+        *(CHANNELS_LAST_EIGHT_BITS, PAIRED_EIGHT_BITS),
+        *(has_accessible_tensors, can_load_view_by_tma, stores_stats_by_tma),
     ),
     search_if=lambda w: is_promising(view_for_tma(w)),
     starting_configs=lambda w: [

@@ -37,7 +37,7 @@ from .constraints import MAX_ACCUMULATORS, resource_constraints
 from .kernel import emit_kernel
 from .latency import estimate_latency_us
 from .product_family import ProductFamily
-from .schedule import DTYPES
+from .schedule import WIDE_DTYPES
 from .tile_config import HopperTileConfig
 from .tma_requirements import WGMMA_K_BYTES, has_large_output
 
@@ -119,8 +119,8 @@ def list_best_configs(w: Conv) -> list[dict[str, int]]:
     return [values for _, values in sorted(best, key=lambda entry: entry[0])]
 
 
-def has_config(w: Conv) -> bool:
-    """Whether the columns of all taps fit the accumulators and the shared memory of some tile."""
+def has_legal_config(w: Conv) -> bool:
+    """Whether a window of some number of lines, its accumulators, and its shared memory fit a CTA."""
     return bool(list_best_configs(w))
 
 
@@ -137,9 +137,9 @@ def compute_tap_usage(w: Conv, columns: Columns) -> ResourceUsage:
 
 @schedule(
     *("conv2d", "conv3d"),
-    dtypes=DTYPES,
+    dtypes=WIDE_DTYPES,
     usage=compute_tap_usage,
-    condition=all_of(has_few_filters, has_config),
+    condition=all_of(has_few_filters, has_legal_config),
     search_if=is_promising,
     starting_configs=lambda w: list_best_configs(w)[1:],
     supersedes=("direct", "implicit_gemm", "tensor_core"),

@@ -34,7 +34,7 @@ from tvmconv.requirements import all_of
 from tvmconv.space import Columns, Knobs
 from tvmconv.space.search_space import ResourceUsage
 from tvmconv.workloads import Conv
-from tvmconv.workloads.dtypes import FLOAT8_DTYPES, INT8
+from tvmconv.workloads.dtypes import EIGHT_BIT_DTYPES, FLOAT8_DTYPES, INT8
 from tvmconv.workloads.features import ALL_FEATURES
 from tvmconv.workloads.layout import CHANNELS_FIRST, CHANNELS_LAST
 
@@ -76,8 +76,8 @@ def stages_stats(w: Conv) -> bool:
 
 
 def has_accessible_tensors(w: Conv) -> bool:
-    """Whether arrays are channels last where there are cached frames, upsampling, or more than 2^31 - 1 elements."""
-    return w.layout == CHANNELS_LAST or not w.required_features
+    """Whether cached frames, upsampled inputs and more than 2^31 - 1 elements have 16 or 32 bits, channels last."""
+    return not w.required_features or (w.layout == CHANNELS_LAST and w.dtype not in EIGHT_BIT_DTYPES)
 
 
 OPERATORS = ("conv1d", "conv2d", "conv3d")
@@ -92,7 +92,7 @@ OPTIONS: dict[str, Any] = {  # of both schedules
 }
 
 
-@schedule(*OPERATORS, dtypes=(*DTYPES, INT8.name), min_arch=80, **OPTIONS)
+@schedule(*OPERATORS, dtypes=(*DTYPES, INT8.name), min_arch=80, features=ALL_FEATURES, **OPTIONS)
 def mma_sync(s: Schedule, w: Conv, k: Knobs) -> Schedule:
     """Tile pixels × channels over blocks and warps, and pipeline the k-tiles of the reduction."""
     viewed_workload = view(w)

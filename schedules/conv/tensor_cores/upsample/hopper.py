@@ -19,7 +19,7 @@ from tvmconv.workloads.features import LARGE_TENSORS, UPSAMPLING
 from ....primitives import disable_buffer_reuse, keep_allocated_sizes, mark_constant_args
 from ....tir_builder import Buffer, build_schedule
 from ..hopper import strided_dgrad
-from ..hopper.schedule import DTYPES
+from ..hopper.schedule import WIDE_DTYPES
 from ..implicit_gemm_shape import ACCUMULATOR_BYTES
 from .merged_filters import emit_merged_filters, is_merging_useful, make_transposed
 
@@ -31,7 +31,7 @@ def can_load_by_tma(w: Conv) -> bool:
 
 @schedule(
     *("conv1d", "conv2d", "conv3d"),
-    dtypes=DTYPES,
+    dtypes=WIDE_DTYPES,
     usage=lambda w, columns: strided_dgrad.compute_strided_usage(make_transposed(w), columns),
     condition=all_of(is_merging_useful, can_load_by_tma),
     search_if=lambda w: strided_dgrad.is_promising(make_transposed(w)),
