@@ -40,10 +40,6 @@ class Conv(ConvOperator):
                 f"{dtypes.DTYPES[self.dtype].text}: expected no options c and up with operands of 8 bits"
             )
         if dtypes.DTYPES[self.dtype].has_8_bits:
-            if not self.reads_x_only:
-                raise WorkloadError(
-                    f"{dtypes.DTYPES[self.dtype].text}: options c and up need operands of 16 or 32 bits"
-                )
             num_products = math.prod(self.weight_shape[1:])
             quantization.validate_output(self.dtype, self.epilogue, self.output_dtype, num_products)
             if self.out_dtype == quantization.select_output_dtype(self.dtype, self.epilogue):
@@ -88,12 +84,10 @@ class Conv(ConvOperator):
         size = quantization.get_sum_size(self.dtype, math.prod(self.weight_shape[1:]))
         is_scaled = any(op.draw for op in self.argument_ops)
         arguments = []
-        for op, numbers in zip(self.argument_ops, arrays[self.num_operands :], strict=True):
+        for op, numbers in zip(self.argument_ops, arrays[2:], strict=True):
             arguments.append(op.draw(numbers, size, self.output_dtype) if op.draw else numbers)
             size = 1.0 if op.draw else size
-        operands = (
-            quantization.reduce_operand(x, self.output_dtype, is_scaled=is_scaled) for x in arrays[: self.num_operands]
-        )
+        operands = (quantization.reduce_operand(x, self.output_dtype, is_scaled=is_scaled) for x in arrays[:2])
         return *operands, *arguments
 
     def _format_more_options(self) -> list[str]:

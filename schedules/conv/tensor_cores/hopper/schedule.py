@@ -119,7 +119,7 @@ def stores_stats_by_tma(w: Conv) -> bool:
 
 @schedule(
     *("conv1d", "conv2d", "conv3d"),
-    dtypes=(*DTYPES, *EIGHT_BIT_DTYPES),
+    dtypes=DTYPES,
     usage=lambda w, c: add_input_loader_usage(compute_usage(view_for_tma(w), c), w, view_for_tma(w), c),
     condition=all_of(
         *(CHANNELS_LAST_EIGHT_BITS, PAIRED_EIGHT_BITS),

@@ -88,7 +88,6 @@ OPTIONS: dict[str, Any] = {  # of both schedules
     "supersedes": ("direct", "implicit_gemm", "tensor_core"),
     "device_kinds": ("cuda",),
     "computes_stats": True,
-    "features": ALL_FEATURES,
 }
 
 
