@@ -116,6 +116,7 @@ def install_stats(tasks, *_):
 
 @pytest.mark.parametrize(("activation", "returns_stats"), [(nn.ReLU(inplace=True), True), (nn.SiLU(), False)])
 def test_compiled_residual_networks_train_as_pytorchs(monkeypatch, activation, returns_stats):
+    torch._dynamo.reset()  # sizes that were others in a graph of another test would be symbols
     monkeypatch.setattr(training_backend, "fill_table", install_stats)
     monkeypatch.setattr(training_backend, "can_return_stats", lambda call, device: returns_stats)
     model, x, graphs = make_network(activation), draw(4, 3, 6, 5), []
