@@ -89,7 +89,11 @@ def test_a_knob_names_what_it_takes(run):
 @pytest.mark.parametrize(
     ("text", "schedule", "unmet"),
     [
-        ("1x64x14x14,64x64x3x3", "hopper", "in float16, bfloat16, tf32, float8_e4m3fn, float8_e5m2, int8; this workload has float32"),
+        (
+            "1x64x14x14,64x64x3x3",
+            "hopper",
+            "in float16, bfloat16, tf32, float8_e4m3fn, float8_e5m2, int8; this workload has float32",
+        ),
         (
             "1x64x14x14,64x1x3x3,g64,f16",
             "depthwise_nhwc",
