@@ -2,19 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from tvmconv.compiler.device_lowering import lower_module
-from tvmconv.compiler.executable import check_block_limits
+from tvmconv.compiler.executable import ArrayType, check_block_limits
 from tvmconv.compiler.lowered_module import LoweredModule
 from tvmconv.registry import Schedule
 from tvmconv.space import Config, Value
 from tvmconv.target import BlockLimits
 from tvmconv.user_code import translate_user_errors
 from tvmconv.workloads import Workload
+from tvmconv.workloads.dtypes import FLOAT8_DTYPES
 
 if TYPE_CHECKING:
     from tvm.ir import IRModule
@@ -57,7 +58,12 @@ def lower_schedule(
         scheduled, knobs = schedule.apply(workload, config)
     with time_phase("lower"), translate_user_errors(f"schedule {schedule.name}", schedule.function.__module__):
         lowered = lower_module(scheduled.mod, target)
-    arrays = zip(lowered.arrays, workload.argument_dtypes, strict=True)  # TIR has the bits of 8-bit floats
-    lowered = replace(lowered, arrays=tuple(replace(array, dtype=dtype) for array, dtype in arrays))
+    lowered = replace(lowered, arrays=_name_8_bit_floats(lowered.arrays, workload.argument_dtypes))
     check_block_limits(lowered.kernels, limits, device_name)
     return LoweringResult(knobs.config, scheduled.mod, lowered)
+
+
+def _name_8_bit_floats(arrays: Sequence[ArrayType], dtypes: Sequence[str]) -> tuple[ArrayType, ...]:
+    """Return arrays with the dtypes of a workload's 8-bit floats, whose bits TIR has as integers."""
+    named = zip(arrays, dtypes, strict=True)
+    return tuple(replace(array, dtype=dtype) if dtype in FLOAT8_DTYPES else array for array, dtype in named)
