@@ -10,6 +10,7 @@ from pathlib import Path
 os.environ["OMP_NUM_THREADS"] = os.environ["OPENBLAS_NUM_THREADS"] = "1"
 
 import pytest
+from covering_cases import mark_unsampled_slow
 from doc_blocks import SERVED
 from hypothesis import HealthCheck, settings
 from instant import Instant
@@ -44,6 +45,12 @@ settings.load_profile("any machine")
 def pytest_sessionstart():
     """Modules that tests import, and the tests, are no garbage: to look for some meanwhile takes a second."""
     gc.disable()
+
+
+@pytest.hookimpl(specname="pytest_collection_modifyitems", tryfirst=True)  # before tests are deselected
+def pytest_mark_cases_slow(items):
+    """Leave as many cases of a test as its mark `sample` says; `-m slow` runs the others."""
+    mark_unsampled_slow(items)
 
 
 @pytest.hookimpl(trylast=True)  # after tests are deselected

@@ -34,6 +34,7 @@ def test_a_docstring_that_lacks_parts_is_found():
     assert readability.find_docstring_faults(function) == ["Args lacks size", "no Returns", "no Examples"]
 
 
+@pytest.mark.sample(12)
 @pytest.mark.parametrize("name", list(modules_with_examples()))
 def test_examples_of_docstrings_print_what_they_say(name, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)

@@ -33,6 +33,7 @@ def identifiers(file):
         return [(token.start[0], token.string) for token in tokens if token.type == tokenize.NAME]
 
 
+@pytest.mark.sample(3)
 @pytest.mark.parametrize("word", PRIVATE_WORDS)
 def test_no_identifier_has_a_private_word(word):
     found = [

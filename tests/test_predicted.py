@@ -1,5 +1,6 @@
 """Predicted kernels are checked: by the analysis of their code, and on a device by a short timing."""
 
+import pytest
 from stopwatch import Stopwatch
 
 import tvmconv as tc
@@ -32,6 +33,7 @@ def test_a_config_that_spills_its_window_is_implausible():
     assert not is_plausible(kernel, first, known.device_spec)
 
 
+@pytest.mark.slow
 def test_far_from_what_was_taught_the_analysis_decides():
     kernel = tc.build(REPLKNET, arch="sm_90")
     assert kernel.config.get("operand_scope") != "registers"

@@ -90,6 +90,7 @@ def test_the_default_schedule_reads_neighbouring_columns():
     assert found["Y", "store"].sectors == found["Y", "store"].min_sectors
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("schedule", ["tiling", "vthread", "conflict_free", "implicit_gemm"])
 def test_wavefronts_are_those_that_a_gpu_counted(schedule):
     """All blocks of these grids do alike in shared memory."""

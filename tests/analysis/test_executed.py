@@ -97,6 +97,7 @@ OPERATIONS = {
 }
 
 
+@pytest.mark.sample(21)
 @pytest.mark.parametrize("text", OPERATIONS)
 def test_operations_give_what_integers_give(text):
     for a, b in PAIRS:
@@ -256,6 +257,7 @@ KERNELS = [
 ]
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize(
     ("text", "schedule", "arch"),
     [

@@ -136,6 +136,7 @@ def test_asynchronous_copies_are_waited_for_by_group():
     assert chain(copy, close, SassOp("DEPBAR", (), (), max_pending_groups=1)) < 10
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize(
     ("arch", "config"),
     [("sm_75", {}), ("sm_90", {"auto_unroll_max_step": 0, "tile_rc": (-1, 2)}), ("sm_100", {})],
@@ -158,6 +159,7 @@ def test_loops_say_how_often_a_warp_runs_each_instruction(arch, config):
 LAYER = "conv2d:1x64x16x16,64x64x3x3,s1,p1"
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize(
     ("text", "schedule", "arch", "config"),
     [

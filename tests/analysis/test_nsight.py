@@ -76,6 +76,7 @@ def name(row):
     return f"{row['workload'].partition(':')[0]}-{row['schedule']}"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "row",
     [pytest.param(row, id=name(row), marks=[] if row["schedule"] in QUICK else pytest.mark.slow) for row in ROWS],
@@ -144,6 +145,7 @@ def test_something_else_is_refused(row):
         parse_source_view(['"Kernel Name","main_kernel",', '"Address","Source","Instructions Executed"', row])
 
 
+@pytest.mark.slow
 def test_each_instruction_is_counted_as_it_was_measured(joined):
     """How often it ran, too, but where threads that have parted come together: there a GPU waits for some longer."""
     counts, _, launch = joined

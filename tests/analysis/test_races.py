@@ -17,6 +17,7 @@ from tvmconv.emulator.instructions import dispatch
 PLAIN = "conv2d:1x32x8x8,32x32x3x3,s1,p1"
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize(
     ("text", "schedule", "config"),
     [
@@ -38,6 +39,7 @@ MEETING = {"warpgroups": 1, "wgmma_m_tiles": 1, "block_n": 16, "block_k_bytes": 
 BARRIERS = ("tirx.cuda.cta_sync", "tirx.cuda.cluster_sync", "tirx.tvm_storage_sync")
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize(
     ("text", "schedule", "config"),
     [

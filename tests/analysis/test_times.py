@@ -50,6 +50,7 @@ def sample():
     return records if os.environ.get("TVMCONV_ALL_RECORDS") else random.Random(0).sample(records, SAMPLE)
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("record", sample(), ids=lambda record: f"{record.schedule}-{record.workload}")
 def test_no_certain_time_exceeds_the_measured_one(record):
     kernel = tc.build(record.workload, record.schedule, arch="sm_90", config=record.config)
@@ -78,6 +79,7 @@ for workload, schedule, config in json.load(sys.stdin):
 """
 
 
+@pytest.mark.slow
 def test_without_nvdisasm_no_time_is_called_certain(tmp_path):
     """In an environment without the package, and with nothing on PATH."""
     records = best_records() if os.environ.get("TVMCONV_ALL_RECORDS") else []
@@ -105,6 +107,7 @@ REASONS = {
 }
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("kernel", REASONS)
 def test_why_no_time_is_predicted_is_told(kernel, capsys, monkeypatch):
     monkeypatch.setattr("tvmconv.analysis.block_accesses.MAX_BLOCK_INSTRUCTIONS", 10)  # which TMA is refused before
@@ -231,6 +234,7 @@ def way(best):
     return compute_waterfall(best, H200, lambda config: known.get(tuple(sorted(config.items()))))
 
 
+@pytest.mark.slow
 def test_the_accesses_are_those_of_the_machine_code(best, way):
     (step,) = best.timed_kernels
     asks, blocks = count_block_accesses(best, step), math.prod(step.launch.grid)

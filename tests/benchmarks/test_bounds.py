@@ -3,10 +3,13 @@
 import json
 from pathlib import Path
 
+import pytest
+
 ROOT = Path(__file__).parents[2]
 W = "conv2d:1x64x56x56,192x64x3x3,s1,p1"
 
 
+@pytest.mark.slow
 def test_bounds_are_set_beside_what_was_measured(bench, tmp_path, capsys):
     log = ROOT / "tuning_logs/sampled/layers.jsonl.gz"
     assert bench([str(log), "--workload", W, "--configs", "2", "-o", str(tmp_path)]) == 0

@@ -33,6 +33,7 @@ def build(bench, tmp_path):
     return build
 
 
+@pytest.mark.slow
 @needs_nvrtc
 def test_an_archive_starts_with_the_default_and_is_added_to(build, capsys):
     build(1)

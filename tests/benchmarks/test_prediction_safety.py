@@ -24,6 +24,7 @@ def built():
     return prediction_safety.build(SMALL, "sm_90")
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("factor", [2, 0.5])
 def test_what_is_built_is_no_slower_than_the_best_default(built, factor):
     device = Stopwatch(factor, tc.parse(SMALL).reference)

@@ -97,6 +97,7 @@ def tuned_mine(bench, mine, slow_library, tmp_path, instant):
     return lambda *more: bench([*words, *how, *more])
 
 
+@pytest.mark.slow
 def test_a_variant_of_a_suite_from_a_file_is_tuned_and_compared(tuned_mine, tmp_path, capsys):
     assert tuned_mine("--schedule", "tiling", "--schedule", "pointwise") == 2
     assert "no schedule 'pointwise' for conv2d" in capsys.readouterr().err
@@ -141,6 +142,7 @@ def test_only_layers_with_a_faster_kernel_are_compared_again(tuned_mine, tmp_pat
     assert [result.workload for result in kept] == [w.workload for w in before.results if w.workload != faster.workload]
 
 
+@pytest.mark.sample(1)
 @pytest.mark.usefixtures("any_times_agree")
 @pytest.mark.parametrize("spoilt", ["far from the log", "unstable"])
 def test_a_kept_row_that_cannot_be_right_is_measured_again(tuned_mine, tmp_path, monkeypatch, capsys, spoilt):

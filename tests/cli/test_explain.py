@@ -53,6 +53,7 @@ def test_no_time_is_predicted_of_what_tma_and_wgmma_do(capsys):
     assert 2 < float(told[1]) < 10
 
 
+@pytest.mark.slow
 def test_one_step_of_each_knob(capsys):
     """The unchanged kernel comes first, then kernels that differ in one knob, the fastest first."""
     words = ["explain", "conv2d:1x2x2x4,2x2x1x3,s1,p1", "tiling", "--arch", "sm_90", "--sensitivity"]
@@ -151,6 +152,7 @@ def test_a_mistake_is_one_line(words, line, capsys):
     assert not told.out
 
 
+@pytest.mark.slow
 def test_the_way_from_the_default_to_the_best_of_a_log(capsys):
     """Each line changes a knob, and the last one is the config that was measured."""
     words = ["explain", "filter1d:16777216,k5", "register", "--arch", "sm_90", "--waterfall"]

@@ -13,6 +13,7 @@ SIGNAL, IMAGE = "filter1d:300,k5,clamp", "filter2d:9x11x3,3x5"
 BOTH = pytest.mark.parametrize("text", [SIGNAL, IMAGE])
 
 
+@pytest.mark.sample(6)
 @pytest.mark.parametrize("stage", IR_LEVELS)
 def test_show_has_every_stage(run, stage):
     status, out, err = run("show", IMAGE, "constant", "--stage", stage, "--arch", "sm_90")

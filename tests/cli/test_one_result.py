@@ -64,6 +64,7 @@ CHANGES = [
 ]
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("change", CHANGES)
 def test_all_commands_name_the_same_result(tuned, change, opencl, capsys, tmp_path):
     changed = change(records_of(tuned))

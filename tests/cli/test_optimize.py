@@ -34,6 +34,7 @@ def module(tmp_path, monkeypatch):
     sys.modules.pop("models_of_mine", None)
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("options", [[], ["--layout", "nhwc", "--dtype", "bf16"]])
 def test_a_model_becomes_a_report_and_a_file(module, options, tmp_path, capsys):
     import torch

@@ -58,6 +58,7 @@ def test_a_list_is_the_same_as_json_and_as_csv(run, words):
 SHIPPED = Path(__file__).parents[2] / "tuning_logs/nvidia-h200"
 
 
+@pytest.mark.sample(3)
 @pytest.mark.parametrize(
     ("words", "column", "value"),
     [

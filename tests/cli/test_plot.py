@@ -49,6 +49,7 @@ def sweep(tmp_path):
     return str(path)
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("suffix", MAGIC)
 def test_the_suffix_tells_the_format(capsys, tmp_path, log, suffix):
     image = tmp_path / f"chart.{suffix}"

@@ -94,6 +94,7 @@ REFUSALS = {
 }
 
 
+@pytest.mark.sample(47)
 @pytest.mark.parametrize(("words", "message"), REFUSALS.values(), ids=REFUSALS)
 def test_bad_input_is_one_line_and_status_2(run, instant, tmp_path, words, message):
     if "onnx" in message.lower():

@@ -30,6 +30,7 @@ def test_a_schedule_is_described_as_json(run):
     assert described["configs"] == registry.find_schedule(tc.parse(TEXT), "direct").space(tc.parse(TEXT)).size
 
 
+@pytest.mark.sample(3)
 @pytest.mark.parametrize(
     "text",
     [

@@ -108,6 +108,7 @@ def test_a_barrier_that_is_not_of_all_threads_orders_nothing(reaching, warp, mes
         emulate.run(lowered(staged(reaching, warp=warp)), [x, x[:1]])
 
 
+@pytest.mark.sample(6)
 @pytest.mark.parametrize(
     ("text", "schedule", "config"),
     [

@@ -18,6 +18,7 @@ def test_each_golden_kernel_is_recorded():
     assert set(golden_kernels.KERNELS) == {*GOLDEN.files, *REFUSED} - {"about"}
 
 
+@pytest.mark.sample(24)
 @pytest.mark.parametrize("name", GOLDEN.files[1:])
 def test_emulator_agrees_with_the_hardware(name):
     kernel = golden_kernels.KERNELS[name]

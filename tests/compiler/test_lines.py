@@ -19,6 +19,7 @@ def numbered(text, lines):
     return text.split("\n")[lines.start - 1 : lines.stop - 1]
 
 
+@pytest.mark.slow
 def test_every_statement_of_every_schedule_is_found_in_tirs_text():
     for kernel in every_kernel():
         for step, lines in zip(kernel.kernels, in_tir(kernel), strict=True):

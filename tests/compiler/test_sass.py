@@ -120,6 +120,7 @@ def test_a_branch_has_the_address_of_its_label():
     assert parse_disassembly(TEXT)["main_kernel"][2].target_address == 0x10
 
 
+@pytest.mark.sample(1)
 @needs_nvrtc
 @pytest.mark.parametrize(("workload", "schedule"), CASES)
 def test_telling_lines_changes_no_instruction(workload, schedule):

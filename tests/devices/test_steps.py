@@ -59,6 +59,7 @@ def test_scratch_is_poisoned_again_for_every_kernel_of_a_bench(device):
     bench.close()
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("cold", [False, True])
 def test_all_steps_are_timed(device, cold):
     """Of 64 steps, each far too short to be seen, the time is that of more than one."""

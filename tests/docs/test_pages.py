@@ -104,6 +104,7 @@ def command_of(section, page, folder):
     return [*(["counters"] if section.endswith("-counters") else ["bench", "sweep"]), "--from", measured]
 
 
+@pytest.mark.sample(7)
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
 def test_generated_sections_are_as_their_commands_write_them(page, tmp_path, capsys):
     text = page.read_text(encoding="utf-8")

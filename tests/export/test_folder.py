@@ -62,6 +62,7 @@ def error_of(output, workload):
     return np.linalg.norm(output - reference) / np.linalg.norm(reference)
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize(("workload", "schedule"), [(SMALL, "vthread"), (FILTER, "constant")])
 def test_the_opencl_example_runs_without_tvmconv(tmp_path, workload, schedule):
     export(tc.build(workload, schedule, device="opencl:0"), tmp_path)

@@ -1,5 +1,8 @@
 """Few workloads that together have all features of many: sweeps run these, and `-m slow` runs the others."""
 
+import re
+import zlib
+from collections import defaultdict
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
@@ -46,3 +49,35 @@ def mark_others_slow(cases: Sequence[Any], features: Callable[[Any], Iterable[An
     return [
         case if number in chosen else pytest.param(*case, marks=pytest.mark.slow) for number, case in enumerate(cases)
     ]
+
+
+def mark_unsampled_slow(items: Iterable[pytest.Item]) -> None:
+    """Mark as slow all cases of a test with the mark `sample(count)` but `count`, which are spread over its schedules.
+
+    Cases are ordered by a checksum of their names, so that new cases change the choice among the others little.
+    """
+    functions: dict[str, list[pytest.Item]] = defaultdict(list)
+    for item in items:
+        if item.get_closest_marker("sample") and not item.get_closest_marker("slow"):
+            functions[item.nodeid.partition("[")[0]].append(item)
+    for cases in functions.values():
+        count = cases[0].get_closest_marker("sample").args[0]
+        for item in sorted(cases, key=_make_turn_key(cases))[count:]:
+            item.add_marker(pytest.mark.slow)
+
+
+def _make_turn_key(cases: Sequence[pytest.Item]) -> Callable[[pytest.Item], tuple[int, int]]:
+    """Return a key by which each group of cases gives one case in turn; a group has the text before its workload."""
+    groups: dict[str, list[int]] = defaultdict(list)
+    for item in cases:
+        groups[_name_group(item)].append(_checksum(item))
+    turns = {checksum: turn for group in groups.values() for turn, checksum in enumerate(sorted(group))}
+    return lambda item: (turns[_checksum(item)], _checksum(item))
+
+
+def _name_group(item: pytest.Item) -> str:
+    return re.split("conv[123]d|filter[12]d", item.nodeid.partition("[")[2])[0]
+
+
+def _checksum(item: pytest.Item) -> int:
+    return zlib.crc32(item.nodeid.encode())

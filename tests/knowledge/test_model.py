@@ -238,6 +238,7 @@ def test_layers_taught_are_known_in_any_batch_dtype_and_layout():
 LAYERS = Path(__file__).parents[2] / "tuning_logs/sampled/layers.jsonl.gz"
 
 
+@pytest.mark.slow
 def test_what_was_learnt_of_images_serves_signals_and_volumes():
     """Of a layer's measured configs, what the model takes to be the fastest is nearly so: it has not seen these."""
     found = train.collect_samples(each for each in train.read_valid_records(LAYERS) if each.schedule == "implicit_gemm")
@@ -322,6 +323,7 @@ def test_a_schedule_has_one_expert_of_all_operators(monkeypatch):
     assert learnt.count_training_layers([replace(w, C=2 * w.C, O=2 * w.O, groups=2 * w.groups) for w in layers]) == 0
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("text", ["conv1d:1x80x3000,384x80x3,p1,f16,nhwc", "conv3d:1x64x8x28x28,64x64x3x3x3,p1"])
 def test_signals_and_volumes_are_built_as_predicted(text):
     w = tc.parse(text)

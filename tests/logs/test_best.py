@@ -185,6 +185,7 @@ def test_nearest_device_comes_first_and_then_the_fastest_record(write):
     assert list(RecordIndex(log).iterate_by_device_match(W, CPU)) == [(DeviceMatch.KIND, opencl)]
 
 
+@pytest.mark.slow
 def test_best_of_100_thousand_lines_is_found_in_seconds(tmp_path):
     log = tmp_path / "log.jsonl"
     first, rest = record(0.125, tile=77777).line().split("77777")

@@ -62,6 +62,7 @@ def rebuilt(line, **place):
     return tc.build(record.workload, record.schedule, config=record.config, **place)
 
 
+@pytest.mark.sample(12)
 @supported
 def test_a_rebuilt_kernel_has_the_threads_and_tiles_of_its_line(line):
     w, config = Record.parse(line).workload, Record.parse(line).config
@@ -76,6 +77,7 @@ def test_a_rebuilt_kernel_has_the_threads_and_tiles_of_its_line(line):
     assert kernel.launch.grid == (blocks[0], blocks[1], blocks[2] * w.N)
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("line", VARIANTS.values(), ids=VARIANTS)
 def test_rebuilt_kernel_of_any_option_is_right(line):
     assert rebuilt(line, device="opencl:0").verify().error <= 1e-5
@@ -84,6 +86,7 @@ def test_rebuilt_kernel_of_any_option_is_right(line):
 LARGE = [*RECORDED, *WINOGRAD[1:]]
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize(
     "line", [RECORDED[8], WINOGRAD[0], *(pytest.param(line, marks=pytest.mark.slow) for line in LARGE)]
 )
@@ -98,6 +101,7 @@ def test_a_rebuilt_kernel_is_right_on_a_gpu(gpu, line):
     assert rebuilt(line, device=gpu).verify().error <= 1e-5
 
 
+@pytest.mark.sample(5)
 @needs_nvrtc
 @pytest.mark.parametrize("line", [*RECORDED[::4], *VARIANTS.values()])
 def test_rebuilt_kernel_compiles_for_sm_75_without_spills(line):

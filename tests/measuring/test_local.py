@@ -46,6 +46,7 @@ def run(runner, programs):
     return errors
 
 
+@pytest.mark.slow
 def test_any_number_of_candidates_may_crash_in_a_row(opencl, runner):
     crashes = supervisor.MAX_FAILED_STARTS + 1
     errors = run(runner, [program(opencl), *[program(opencl, "out_of_bounds")] * crashes, program(opencl)])
@@ -59,6 +60,7 @@ def test_a_device_on_which_a_right_program_fails_now_is_lost(opencl, runner):
         run(runner, [program(opencl, "out_of_bounds"), program(opencl)])
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("never", [False, True])
 def test_a_process_that_does_not_start_is_tried_again(opencl, runner, never):
     if never:

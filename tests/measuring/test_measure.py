@@ -109,6 +109,7 @@ def test_a_build_and_a_kernel_that_hang_are_ended():
     }
 
 
+@pytest.mark.slow
 def test_nothing_is_left_behind(temporary):
     before, shared = children(), shared_memory()
     with measurer() as m:
@@ -130,6 +131,7 @@ def test_closing_ends_what_is_under_way_and_waits_for_nothing(temporary):
     wait_for(lambda: children() <= before and not list(temporary.iterdir()), GONE_SECONDS)
 
 
+@pytest.mark.slow
 def test_killed_script_without_a_guard_leaves_nothing_behind(temporary):
     script = f"""
 import sys

@@ -51,6 +51,7 @@ def measure(measurer, enough):
     return records
 
 
+@pytest.mark.slow
 def test_killed_worker_ends_the_search_and_leaves_nothing_behind(farm, schedule, configs):
     farm.lend("k")
     with Measurer(SMALL, schedule, rpc.list_rpc_devices("k", farm.tracker), workers=1) as measurer:
@@ -64,6 +65,7 @@ def test_killed_worker_ends_the_search_and_leaves_nothing_behind(farm, schedule,
     wait_for(lambda: not [*farm.folder.iterdir()], GONE_SECONDS)
 
 
+@pytest.mark.slow
 def test_a_worker_that_hangs_is_given_up(farm, schedule, configs, monkeypatch):
     monkeypatch.setattr(measure_rpc, "ANSWER_SECONDS", 1.0)
     farm.lend("k")
@@ -78,6 +80,7 @@ def test_a_worker_that_hangs_is_given_up(farm, schedule, configs, monkeypatch):
         os.kill(process, signal.SIGCONT)
 
 
+@pytest.mark.slow
 def test_worker_serves_searches_in_turn_and_outlives_a_crash(farm, schedule, configs):
     farm.lend("k")
     with Measurer(SMALL, schedule, rpc.list_rpc_devices("k", farm.tracker), workers=1) as measurer:

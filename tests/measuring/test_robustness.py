@@ -47,6 +47,7 @@ def test_ctrl_c_while_it_starts_ends_it_too(searches):
     assert searches.nothing_left()
 
 
+@pytest.mark.slow
 def test_searches_at_once_share_a_log_and_lose_and_tear_nothing(searches):
     rivals = [searches.start("--trials=8", f"--seed={seed}") for seed in (1, 2)]
     assert [search.wait(DEADLINE) for search in rivals] == [0, 0]
@@ -72,6 +73,7 @@ def test_a_disk_that_fills_up_is_one_line_and_the_log_is_whole(searches):
     assert searches.nothing_left()
 
 
+@pytest.mark.slow
 def test_a_worker_killed_in_mid_run_costs_no_trial(searches, tmp_path, tracker):
     farm = Farm(tmp_path / "workers", tracker)
     farm.folder.mkdir()

@@ -72,6 +72,7 @@ def test_the_same_processes_serve_whatever_is_searched_next(serving):
     assert serving() == set()
 
 
+@pytest.mark.slow
 def test_last_of_several_blocks_ends_the_processes(serving):
     with measurer() as m:
         m.submit([{"fault": "none"}])
@@ -90,6 +91,7 @@ def test_last_of_several_blocks_ends_the_processes(serving):
     assert serving() == set()
 
 
+@pytest.mark.slow
 def test_processes_killed_while_they_stood_are_replaced(serving):
     with keep_workers_alive():
         assert right()
@@ -101,6 +103,7 @@ def test_processes_killed_while_they_stood_are_replaced(serving):
         assert not serving() & first
 
 
+@pytest.mark.slow
 def test_hanging_build_and_kernel_do_not_block_the_next_search(serving, monkeypatch):
     monkeypatch.setattr(supervisor, "REUSE_TIMEOUT_SECONDS", 0.5)
     with keep_workers_alive():

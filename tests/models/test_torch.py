@@ -60,6 +60,7 @@ class model(nn.Module):
 """
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize(
     ("source", "text"),
     [

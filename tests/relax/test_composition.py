@@ -33,6 +33,7 @@ def test_declared_convolutions_equal_pytorch():
     assert differ(tvm.compile(mod, "llvm"), model, X) < 1e-5
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("target", ["opencl:0", "sm_80"])
 def test_dlight_rule_schedules_what_is_declared(residual, target):
     mod = relax.get_pipeline("zero")(tvmconv.relax.declare_convolutions(residual, target))

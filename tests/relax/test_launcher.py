@@ -89,6 +89,7 @@ def _join(numbers):
     return ",".join(map(str, numbers)) if isinstance(numbers, list) else str(numbers)
 
 
+@pytest.mark.slow
 def test_other_arguments_are_refused(folder):
     refused = {
         (0, "float32:1x8x8x64"): "argument 0: the shape or dtype differs from the kernel's",
@@ -101,6 +102,7 @@ def test_other_arguments_are_refused(folder):
     assert not lines
 
 
+@pytest.mark.slow
 def test_errors_of_the_driver_name_the_function_and_the_architecture(folder):
     (error,), _ = call(folder, ARRAYS, FAKE_CUDA_REFUSES="1")
     assert error == "tvmconv: mapped: the kernel for sm_90 cannot be loaded: no binary"

@@ -26,6 +26,7 @@ def residual():
     return model, exported(model, X)
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("layout", ["nchw", "nhwc"])
 def test_epilogues_are_fused_and_equal_pytorch(residual, layout):
     model, mod = residual
@@ -70,6 +71,7 @@ def test_operations_between_channels_last_kernels_are_done_channels_last():
     assert differ(optimized.compile(), model, X) < 1e-5
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize(
     ("model", "x"),
     [

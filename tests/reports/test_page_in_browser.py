@@ -93,6 +93,7 @@ def test_a_hostile_name_does_nothing(tmp_path):
         assert "<script>window.pwned = 1</script>" in driver.execute_script("return document.body.innerText")
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("width", [360, 1280])
 @pytest.mark.parametrize("dark", [False, True])
 def test_text_can_be_read_on_a_narrow_screen(tmp_path, width, dark):
@@ -275,6 +276,7 @@ def test_two_schedules_are_compared_by_the_keyboard_and_the_link_keeps_it(compar
     assert not compared.execute_script("return window.violations")
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("dark", [False, True])
 def test_axe_finds_nothing(compared, dark):
     axe = pytest.importorskip("axe_core_python")

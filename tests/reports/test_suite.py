@@ -95,6 +95,7 @@ def test_a_file_without_counts_has_those_of_its_suite():
     assert fill_counts(own) is own
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("layers", [1, 50])
 def test_a_chart_is_drawn_and_small(tmp_path, layers):
     times = [(2, 1 + n / 9, 3) for n in range(layers)]

@@ -24,6 +24,7 @@ def records(ended):
     return found
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "name", [name if name in ALWAYS else pytest.param(name, marks=pytest.mark.slow) for name in ENVIRONMENTS]
 )

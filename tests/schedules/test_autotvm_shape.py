@@ -31,6 +31,7 @@ def configs(schedule, workload, n=12):
     return list(itertools.compress(drawn, legal))[:n]
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize(("schedule", "text"), CASES)
 def test_the_launch_is_that_of_autotvms_template(schedule, text):
     """The formulas: `schedule_direct_cuda` and `schedule_depthwise_conv2d_nchw` of TVM 0.19, python/tvm/topi/cuda/."""

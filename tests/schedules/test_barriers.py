@@ -43,6 +43,7 @@ def shared_row():
     return tc.Problem(SHARED_ROW)
 
 
+@pytest.mark.sample(7)
 @pytest.mark.parametrize("place", ["opencl:0", pytest.param("cuda:0", marks=pytest.mark.gpu)])
 @pytest.mark.parametrize("fetch", FETCHES)
 @pytest.mark.parametrize("pipeline", PIPELINES)
@@ -62,6 +63,7 @@ def single_elements(workload, schedule):
     return config
 
 
+@pytest.mark.sample(8)
 @pytest.mark.parametrize(("text", "schedule"), CASES)
 def test_no_schedule_lets_threads_race(text, schedule):
     workload = tc.parse(text)

@@ -47,6 +47,7 @@ def test_a_thread_loads_a_channel_s_bias_once_for_all_pixels(schedule):
     assert sum(parts("conv2d:1x16x16x16,8x16x3x3,s1,p1,bias", schedule, config)) == 1
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("text", WORKLOADS)
 @pytest.mark.parametrize("schedule", SCHEDULES)
 def test_any_config_begins_with_the_right_bias(schedule, text, opencl):

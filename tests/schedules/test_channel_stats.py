@@ -51,6 +51,7 @@ def run(text, schedule, config, arch="sm_90", inputs=None):
         return kernel, emulate.run(kernel.lowered_module, inputs), inputs
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize(
     ("schedule", "text", "config"),
     [

@@ -30,6 +30,7 @@ WORKLOADS = (
 )
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize(
     "config",
     [
@@ -46,6 +47,7 @@ def test_hopper_computes_channels_first_workloads(text, launches, config):
         assert len(kernel.kernels) == launches
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize(
     ("schedule", "text"),
     [
@@ -86,6 +88,7 @@ PIXELS_OF_MMA_SYNC = (
 )
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize(("text", "config"), PIXELS_OF_MMA_SYNC)
 def test_mma_sync_stores_vectors_of_pixels(text, config):
     kernel = emulate.build_checked(text, "mma_sync", config)
@@ -117,6 +120,7 @@ SPLIT_WORKLOADS = (
 )
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize(("text", "config"), SPLIT_WORKLOADS)
 def test_clusters_store_the_pixels_of_split_sums(text, config):
     """Pushes and loads of partial sums access each bank once, and no launch converts the output."""

@@ -103,6 +103,7 @@ def case_features(case):
     return {(place, schedule, feature) for feature in ({text} if text in LARGE else list_features(text))}
 
 
+@pytest.mark.sample(54)
 @pytest.mark.parametrize(
     ("place", "schedule", "text"),
     [*mark_others_slow(DEFAULTS, case_features), *(pytest.param(*case, marks=pytest.mark.slow) for case in OTHERS)],
@@ -154,6 +155,7 @@ SEARCHES = [
 ]
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize(("place", "schedule", "text"), SEARCHES)
 def test_searched_configs_compute_the_workload(place, schedule, text):
     """What `usage` says of the threads and blocks of a config is so."""
@@ -243,6 +245,7 @@ def suited(workload, schedule):
 ON_ANY = (*LADDER, "direct", "implicit_gemm", "depthwise", "depthwise_nhwc", "grouped_nhwc")
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("schedule", ON_ANY)
 @settings(max_examples=2)
 @given(workload=convolutions(max_flops=1_000_000), seed=st.integers(0, 2**32 - 1))
@@ -257,6 +260,7 @@ def test_any_config_computes_any_convolution(schedule, workload, seed):
     assert tc.build(workload, schedule, device="opencl:0", config=config).verify().error <= 1e-5
 
 
+@pytest.mark.sample(4)
 @pytest.mark.parametrize("rung", LADDER)
 @settings(max_examples=4)
 @given(workload=convolutions(max_flops=10**9))
@@ -271,6 +275,7 @@ def test_any_filter_is_computed(workload, data):
     assert tc.build(workload, schedule, device="opencl:0").verify().error <= 1e-5
 
 
+@pytest.mark.sample(3)
 @pytest.mark.parametrize("texts", [NASTY, NASTY_1D, NASTY_3D, NASTY_DEPTHWISE, NASTY_GROUPED])
 @pytest.mark.parametrize(("first", "kind"), [(0, ""), (2, ",f16,nhwc")])
 def test_there_is_a_config_to_search_for_any_small_workload(texts, first, kind):
@@ -286,6 +291,7 @@ def test_there_is_a_config_to_search_for_any_small_workload(texts, first, kind):
 TF32 = [(name, texts[8 % len(texts)], layouts(name)[-(i % 2)]) for i, (_, name, texts) in enumerate(schedules())]
 
 
+@pytest.mark.sample(5)
 @pytest.mark.parametrize(("schedule", "text", "layout"), TF32)
 def test_tf32_is_multiplied_in_float32_without_tensor_cores(schedule, text, layout):
     workload, exact = (tc.parse(f"{text}{dtype},{layout},bias,relu") for dtype in (",tf32", ""))
@@ -343,12 +349,14 @@ COMPILED = [
 ]
 
 
+@pytest.mark.sample(6)
 @needs_nvrtc
 @pytest.mark.parametrize(("schedule", "text", "arch"), COMPILED)
 def test_defaults_of_networks_compile_without_spills(schedule, text, arch):
     check_spills(tc.parse(text), schedule, arch)
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("schedule", ["stem", "tensor_core", "depthwise_nhwc"])
 def test_defaults_fit_every_architecture_and_may_be_searched(schedule):
     for text in LAYERS[schedule]:
@@ -374,6 +382,7 @@ FITTING += [
 ]
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("rung", LADDER[1:])
 def test_layers_and_large_images_fit_any_gpus_shared_memory(rung):
     """Each rung with every eighth of them; on a GPU, all compute all layers."""
@@ -398,6 +407,7 @@ def in_16_bits():
             yield pytest.param(name, text, arch, marks=[pytest.mark.slow] if (i + j) % 2 else [])
 
 
+@pytest.mark.sample(3)
 @needs_nvrtc
 @pytest.mark.parametrize(("schedule", "text", "arch"), list(in_16_bits()))
 def test_16_bit_floats_compile_without_a_gpu(schedule, text, arch):

@@ -39,6 +39,7 @@ def test_defaults_are_the_chapters_factors_at_its_shape():
     assert vthread.launch == tiling.launch
 
 
+@pytest.mark.sample(10)
 @pytest.mark.parametrize("text", [*NASTY[::2], *LARGE])
 def test_conflict_free_has_no_bank_conflicts_on_any_workload(text):
     kernel = tc.build(tc.parse(text), "conflict_free", arch="sm_90")
@@ -69,6 +70,7 @@ def test_rungs_below_have_bank_conflicts():
         assert count_conflicts(tc.build(w, rung, arch="sm_90"), "load") > 0
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("rung", LADDER[1:])
 def test_configured_kernel_is_another_one_with_the_same_result(rung):
     w = tc.parse("conv2d:1x6x10x10,9x6x3x3,s1,p1")

@@ -28,6 +28,7 @@ PIPELINES = [(schedule, f"async{stages}") for schedule in ("direct", "implicit_g
 pytestmark = needs_nvrtc
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("schedule", WORKLOADS)
 def test_searched_configs_compile_with_the_shared_memory_of_tvm(schedule):
     workload = WORKLOADS[schedule]
@@ -37,6 +38,7 @@ def test_searched_configs_compile_with_the_shared_memory_of_tvm(schedule):
         assert kernel.resources.shared_bytes >= kernel.shared_bytes, config
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize(("schedule", "pipeline"), PIPELINES)
 def test_an_asynchronous_pipeline_copies_with_cp_async(schedule, pipeline):
     """The architectures in turn."""
@@ -46,6 +48,7 @@ def test_an_asynchronous_pipeline_copies_with_cp_async(schedule, pipeline):
     assert kernel.resources.registers > 0
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize(("schedule", "pipeline"), PIPELINES)
 def test_asynchronous_pipeline_copies_as_any_other_before_sm_80(schedule, pipeline):
     kernel = tc.build(CHAPTER, schedule, arch=BEFORE_ASYNC, config={"pipeline": pipeline})

@@ -63,6 +63,7 @@ def space_of(w):
     return registry.find_schedule(w, find(w)).space(w)
 
 
+@pytest.mark.sample(3)
 @pytest.mark.parametrize("text", WORKLOADS)
 def test_defaults_and_random_configs_are_right(text):
     """What `usage` says of the threads and CTAs of a config is so."""
@@ -77,6 +78,7 @@ def test_defaults_and_random_configs_are_right(text):
         assert (used.threads[0], used.blocks[0]) == (first.launch.threads_per_block, first.launch.num_blocks), config
 
 
+@pytest.mark.sample(4)
 @pytest.mark.parametrize("scope", ["filter", "row", "input_row"])
 @pytest.mark.parametrize("text", [WORKLOADS[0], "conv2d_dgrad:2x8x9x7,8x1x4x3,s2x3,p1,g8,nhwc", WORKLOADS[8]])
 def test_every_unrolling_computes_the_same(text, scope):
@@ -120,6 +122,7 @@ TENSOR_CORES = [
 ]
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("text", TENSOR_CORES)
 def test_tensor_cores_compute_grouped_gradients(text):
     w = tc.parse(text)
@@ -141,6 +144,7 @@ BANDS = [
 ]
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize(("text", "config"), BANDS)
 def test_band_matrices_compute_depthwise_gradients(text, config):
     kernel = emulate.build_checked(text, "depthwise_mma_sync", config)
@@ -173,12 +177,14 @@ TENSOR_CORE_LAYERS = [
 ]
 
 
+@pytest.mark.sample(2)
 @needs_nvrtc
 @pytest.mark.parametrize("text", TENSOR_CORE_LAYERS)
 def test_defaults_on_tensor_cores_do_not_spill(text):
     check_spills(tc.parse(text), "grouped_mma_sync", "sm_90")
 
 
+@pytest.mark.sample(1)
 @needs_nvrtc
 @pytest.mark.parametrize("text", LAYERS)
 def test_defaults_of_layers_may_be_searched_and_do_not_spill(text):

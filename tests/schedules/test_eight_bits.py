@@ -24,6 +24,7 @@ def check(text, schedule, config, arch="sm_90"):
     assert error(kernel.lowered_module, w) <= w.tolerance, (text, config)
 
 
+@pytest.mark.sample(3)
 @pytest.mark.parametrize(
     ("text", "config"),
     [
@@ -45,6 +46,7 @@ def test_hopper_multiplies_operands_of_8_bits(text, config):
     check(text, "hopper", {**SMALL, **config})
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize(
     ("text", "arch", "config"),
     [
@@ -63,6 +65,7 @@ def test_mma_sync_multiplies_operands_of_8_bits(text, arch, config):
     check(text, "mma_sync" if ",i8," in f"{text}," else "mma_sync_fp8", {**WARP_TILE, **config}, arch)
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize(
     ("schedule", "tile"), [("hopper", {**SMALL, "block_k_bytes": 128}), ("mma_sync_fp8", WARP_TILE)]
 )

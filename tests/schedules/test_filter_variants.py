@@ -37,6 +37,7 @@ def body(kernel):
     return kernel.source.rpartition("__global__")[2]
 
 
+@pytest.mark.sample(2)
 @needs_nvrtc
 @pytest.mark.parametrize(("workload", "schedule"), CONSTANT, ids=str)
 def test_taps_are_operands_of_the_multiplication_before_hopper(workload, schedule):
@@ -44,6 +45,7 @@ def test_taps_are_operands_of_the_multiplication_before_hopper(workload, schedul
     assert set(re.findall(r"FFMA.*c\[0x3\]\[(0x[0-9a-f]+)\]", sass)) == {hex(WORD * i) for i in range(taps(workload))}
 
 
+@pytest.mark.sample(2)
 @needs_nvrtc
 @pytest.mark.parametrize(("workload", "schedule"), CONSTANT, ids=str)
 def test_taps_are_uniform_operands_since_hopper(workload, schedule):

@@ -27,6 +27,7 @@ def test_variants_are_listed_as_the_literature_builds_them_up(usual):
     assert tuple(s.name for s in tc.schedules(usual)) == VARIANTS[usual]
 
 
+@pytest.mark.sample(8)
 @pytest.mark.parametrize(("workload", "schedule"), cases([w for w, *_ in WORKED], "opencl"), ids=str)
 def test_every_variant_gives_the_worked_examples(workload, schedule):
     check_worked(workload, tc.build(workload, schedule, device="opencl:0"))
@@ -61,6 +62,7 @@ LARGEST = [
 ]
 
 
+@pytest.mark.sample(6)
 @pytest.mark.parametrize(("workload", "schedule"), LARGEST, ids=str)
 def test_the_largest_masks_are_computed(workload, schedule):
     assert tc.build(workload, schedule, device="opencl:0").verify().error <= 1e-5

@@ -21,6 +21,7 @@ LARGE_GRIDS = (  # each with more than 65,535 of something that a schedule binds
 )
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("text", LARGE_GRIDS)
 def test_grids_keep_to_65535_blocks_along_y_and_z(text):
     w = tc.parse(text)
@@ -42,6 +43,7 @@ FOLDED = (
 )
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize(("schedule", "text", "config"), FOLDED)
 def test_a_grid_beyond_65535_folds_into_one_axis(schedule, text, config):
     kernel = tc.build(tc.parse(text), schedule, config=config, device="opencl:0")

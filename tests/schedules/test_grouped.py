@@ -24,6 +24,7 @@ CASES = {
 }
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize(("text", "config"), CASES.values(), ids=CASES)
 def test_results_are_those_of_the_reference(text, config):
     build_checked(text, NAME, config)

@@ -61,6 +61,7 @@ TRANSPOSED = (  # planes are multiples of eight pixels, which TMA copies, or of 
 )
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize(
     ("text", "config"),
     [(text, HALO | config) for text, config in WORKLOADS] + [(text, HALO_SMEM | config) for text, config in TRANSPOSED],
@@ -142,6 +143,7 @@ def test_boxes_contain_the_pixels_of_each_tile(text):
         assert not needed.size or (first_box <= needed.min() and needed.max() < first_box + boxes.count)
 
 
+@pytest.mark.sample(1)
 @needs_nvrtc
 @pytest.mark.parametrize("loader", ["halo", "halo_smem"])
 def test_wgmmas_of_taps_are_not_serialized(loader):

@@ -78,6 +78,7 @@ CHOICES = in_pairs(WAYS, PATHS, DTYPES, KINDS)
 CHOICES = [pytest.param(*each, marks=[pytest.mark.slow] if number % 2 else []) for number, each in enumerate(CHOICES)]
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize(("way", "path", "dtype", "order"), CHOICES)
 def test_tiles_are_stored_in_every_way(way, path, dtype, order):
     """What `usage` says of the kernel is so."""
@@ -96,6 +97,7 @@ def test_tiles_are_stored_in_every_way(way, path, dtype, order):
         assert (x, z) == (config.get("cluster_m", 1) * config.get("cluster_n", 1), config.get("split_k", 1))
 
 
+@pytest.mark.sample(3)
 @pytest.mark.parametrize("tiles", [2, 3, 5])
 @pytest.mark.parametrize("epilogue", ["", ",add,bias"])
 def test_blocks_take_tiles_in_turn(tiles, epilogue):
@@ -107,6 +109,7 @@ def test_blocks_take_tiles_in_turn(tiles, epilogue):
     assert kernel.launch.grid == (2, 1, 1)
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("share", [{"cluster_m": 2}, {"cluster_m": 4, "cluster_n": 2, "block_n": 32}])
 def test_clusters_have_tiles_that_are_not_there(share):
     """Tiles are of whole clusters: of what is beyond the pixels and channels, nothing is stored."""
@@ -116,6 +119,7 @@ def test_clusters_have_tiles_that_are_not_there(share):
 MULTIPLIERS = re.compile(r"HGMMA|WARPGROUP\.\w+")
 
 
+@pytest.mark.sample(1)
 @needs_nvrtc
 @pytest.mark.parametrize(
     ("dtype", "config"),

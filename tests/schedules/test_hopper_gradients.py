@@ -75,17 +75,20 @@ RANDOM_WGRAD = "conv2d_wgrad:3x40x9x8,72x40x2x2,s1,p1x0,f16,nhwc"  # narrow boxe
 SMALL_WGRAD = {name: value for name, value in SMALL.items() if name != "split_k"} | {"block_n": 64}
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize(("text", "config"), [*DGRADS, *STRIDED])
 def test_gradients_of_inputs_are_computed(text, config):
     with few_multiprocessors():
         build_checked(text, {**SMALL, **config})
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize(("text", "config"), WGRADS)
 def test_gradients_of_weights_are_computed(text, config):
     build_checked(text, {**SMALL_WGRAD, **config})
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize(
     "text", [DGRADS[0][0], DGRADS[3][0], DGRADS[8][0], STRIDED[0][0], WGRADS[0][0], WGRADS[8][0], RANDOM_WGRAD]
 )
@@ -187,6 +190,7 @@ def test_descriptors_of_mn_major_operands_leave_out_the_rank():
     assert mask not in built(tc.parse("conv2d:2x40x9x8,72x40x3x2,s1,p1x0,bf16,nhwc"), SMALL).source
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize(
     ("options", "launches", "prepack_launches"),
     [("s1,p1,f16", 2, 1), ("s2,p1,f16", 3, 1), ("s2,p1,tf32", 3, 2), ("s2,p1,tf32,nhwc", 1, 1)],

@@ -26,6 +26,7 @@ class Stored(AccessObserver):
             np.add.at(self.times, event.split_into_elements()[1], 1)
 
 
+@pytest.mark.sample(3)
 @pytest.mark.parametrize(("split_k", "warpgroups"), [(2, 1), (3, 1), (5, 1), (5, 2), (8, 1), (8, 3)])
 def test_each_sum_of_a_cluster_is_stored_once(split_k, warpgroups):
     """Shares are of four pixels at least: of five blocks that share 64 pixels one has none, and stores none."""
@@ -36,6 +37,7 @@ def test_each_sum_of_a_cluster_is_stored_once(split_k, warpgroups):
     assert (stored.times == 1).all()
 
 
+@pytest.mark.sample(7)
 @pytest.mark.parametrize(
     ("dtype", "block_n", "split_k", "epilogue"), in_pairs(DTYPES, (16, 32, 48, 64, 80), (1, 2), ("", ",bias,add"))
 )
@@ -63,6 +65,7 @@ class Copied(AccessObserver):
             self.written += event.nbytes * len(event.lanes)
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize(
     "config",
     [
@@ -88,6 +91,7 @@ def test_tma_copies_the_bytes_of_all_tiles_steps_and_stages(config):
         assert copied.read == space.compute_usage(space.point_from_config(kernel.config)[None]).features["traffic"][0]
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize(
     ("text", "config"),
     [

@@ -33,6 +33,7 @@ def draw_workload(seed, dtypes, channels, *, is_depthwise=False):
     )  # fmt: skip
 
 
+@pytest.mark.sample(7)
 @pytest.mark.parametrize("seed", SEEDS)
 def test_random_workloads_on_tensor_cores(seed):
     w = draw_workload(seed, ("float16", "bfloat16", "tf32"), (16, 32))
@@ -50,6 +51,7 @@ def test_random_workloads_on_opencl(seed, opencl):
     assert tc.build(w, schedule, device="opencl:0").verify().ok
 
 
+@pytest.mark.sample(3)
 @pytest.mark.parametrize("layout", MIXED_LAYOUTS)
 @pytest.mark.parametrize(
     ("schedule", "sizes"),

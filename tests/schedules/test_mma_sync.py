@@ -16,6 +16,7 @@ def built(w, config=None, arch="sm_90"):
     return tc.build(w, "mma_sync", arch=arch, config=config)
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize(
     ("choices", "turns", "stages"),
     [
@@ -32,6 +33,7 @@ def test_blocks_compute_several_tiles_in_turn(choices, turns, stages):
     emulate.build_checked(f"conv2d:1x20x9x11,40x20x3x3,s1,p1,{choices}", "mma_sync", config)
 
 
+@pytest.mark.sample(3)
 @pytest.mark.parametrize("meet", ["workspace", "cluster"])
 @pytest.mark.parametrize("epilogue", ["", ",bias,add,relu", ",relu,add"])
 def test_sums_are_shared_among_blocks_and_warps(meet, epilogue):
@@ -64,6 +66,7 @@ SMALL = {
 }
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize(("order", "how"), IN_TURN)
 def test_epilogue_keeps_its_order_however_sums_are_shared(order, how):
     """Channels are 40, 42 or 41: biases come in 16, 8 or 4 bytes. Shared memory is what `usage` says.

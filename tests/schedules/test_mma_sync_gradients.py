@@ -53,21 +53,25 @@ HALO_WGRADS = [
 ]
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize(("text", "config"), WGRADS)
 def test_gradients_of_weights_are_computed(text, config):
     emulate.build_checked(text, "mma_sync", {**SMALL, "split_k": 2, **config}, "sm_80")
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize(("text", "config"), DGRADS)
 def test_gradients_of_inputs_are_computed(text, config):
     emulate.build_checked(text, "mma_sync", {**SMALL, "split_k": 1, **config}, "sm_80")
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize(("text", "config"), STRIDED)
 def test_strided_gradients_of_inputs_are_computed(text, config):
     emulate.build_checked(text, "mma_sync", {**SMALL, "block_k": 32, **config}, "sm_80")
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize(("text", "config"), HALO_WGRADS)
 def test_windows_with_halos_give_gradients_of_weights(text, config):
     emulate.build_checked(
@@ -83,6 +87,7 @@ ATOMIC_WGRADS = [
 ]
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize(("text", "schedule"), ATOMIC_WGRADS)
 def test_atomics_add_partial_sums_where_the_workload_permits_them(text, schedule):
     w = tc.parse(f"{text},atomics")
@@ -99,6 +104,7 @@ def test_atomics_add_partial_sums_where_the_workload_permits_them(text, schedule
         tc.build(text, schedule, arch="sm_80", config=config)
 
 
+@pytest.mark.sample(1)
 @needs_nvrtc
 @pytest.mark.parametrize("arch", ["sm_80", "sm_90"])
 @pytest.mark.parametrize("stride", [1, 2])

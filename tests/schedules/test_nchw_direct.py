@@ -32,6 +32,7 @@ def draw_workload(seed, *, is_depthwise):
     )  # fmt: skip
 
 
+@pytest.mark.sample(12)
 @pytest.mark.parametrize("schedule", ["depthwise_nchw", "grouped_nchw"])
 @pytest.mark.parametrize("seed", [pytest.param(seed, marks=[pytest.mark.slow] * (seed >= 12)) for seed in range(40)])
 def test_random_workloads_and_configs(schedule, seed):
@@ -44,6 +45,7 @@ def test_random_workloads_and_configs(schedule, seed):
         assert count_conflicts(kernel, "store") == 0 or config
 
 
+@pytest.mark.sample(1)
 @needs_nvrtc
 @pytest.mark.parametrize(
     ("schedule", "filters", "loads"),

@@ -51,6 +51,7 @@ WORKLOADS = {
 }
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("name", WORKLOADS)
 def test_warpgroups_in_turn_compute_every_workload(name):
     config = {**PINGPONG, "raster_order": "m"}
@@ -60,6 +61,7 @@ def test_warpgroups_in_turn_compute_every_workload(name):
     assert (384, 1, 1) in [step.launch.block for step in kernel.kernels]
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize(
     ("tiles", "stages"),
     [
@@ -74,6 +76,7 @@ def test_stages_of_the_other_warpgroup_are_skipped(tiles, stages):
     check(f"conv1d:1x32x{tiles * 192 - 7},16x32x3,s1,p1,f16,nhwc,add", config)
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("name", ["3x3", "residual", "one tile", "channels first"])
 def test_consumers_with_registers_of_the_producer_share_a_tile(name):
     check(WORKLOADS[name], {**COOPERATIVE, "cluster_m": 2})
@@ -90,6 +93,7 @@ LAST_WAVES = {
 }
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("name", LAST_WAVES)
 def test_parts_of_the_last_wave_add_up(name):
     workload, config, multiprocessors, (waves, rest, parts) = LAST_WAVES[name]
@@ -120,6 +124,7 @@ FAULTS = {
 }
 
 
+@pytest.mark.sample(3)
 @pytest.mark.parametrize("fault", FAULTS)
 def test_emulator_finds_faults_of_turns(fault):
     w = tc.parse(WORKLOADS["3x3"])
@@ -135,6 +140,7 @@ SETMAXNREG = re.compile(r"USETMAXREG\S*(?: UP0,)? ")
 REGISTER = re.compile(r"\bR(\d+)\b")
 
 
+@pytest.mark.sample(1)
 @needs_nvrtc
 @pytest.mark.parametrize(
     ("config", "epilogue", "registers"),

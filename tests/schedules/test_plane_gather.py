@@ -23,6 +23,7 @@ WORKLOADS = (
 )
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize(("text", "config"), WORKLOADS)
 def test_pixels_are_read_as_they_lie(text, config):
     w = tc.parse(text)
@@ -32,6 +33,7 @@ def test_pixels_are_read_as_they_lie(text, config):
     assert len(kernel.kernels) == 1
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize(
     "config", [{"kernel_schedule": "pingpong", "warpgroups": 2}, {"kernel_schedule": "cooperative", "cluster_m": 2}]
 )

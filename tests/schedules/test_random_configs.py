@@ -79,6 +79,7 @@ def draw_workload(rng):
             return workload
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize(
     "seed",
     [pytest.param(seed, marks=[pytest.mark.slow] * (seed >= NUM_QUICK_SEEDS)) for seed in range(NUM_SEEDS)],

@@ -19,6 +19,7 @@ CUT_SHORT = (NASTY[0], NASTY[2], NASTY[12], NASTY[-1])  # their filters end with
 MANY_TILES = ("conv2d:8x3x20x40,16x3x3x3,s1,p1,f16,nhwc,bias,add", "conv2d:9x3x21x35,16x3x3x3,s1x2,p1,bf16,relu")
 
 
+@pytest.mark.sample(3)
 @pytest.mark.parametrize("text", CUT_SHORT)
 def test_asynchronous_copies_are_of_all_their_bytes_or_of_none(text):
     """To memcheck, one of a part of them reads all, beyond the array."""
@@ -29,6 +30,7 @@ def test_asynchronous_copies_are_of_all_their_bytes_or_of_none(text):
         assert re.search(rf"(\? \(uint\){nbytes} : \(uint\)0\)|, \(uint\)({nbytes}|0))$", arguments), arguments
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize(
     ("text", "stages", "hold"),
     [*((MANY_TILES[0], *other) for other in ((2, 0), (3, 1), (4, 0))), (MANY_TILES[1], 3, 1)],
@@ -39,6 +41,7 @@ def test_blocks_compute_several_tiles_with_inputs_on_the_way(text, stages, hold)
     assert error(tc.build(w, "stem", arch="sm_90", config=config).lowered_module, w) <= w.tolerance
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize(
     "text",
     [
@@ -60,6 +63,7 @@ def conflicts(text):
     return tuple(sum(load.num_conflicts for load in loads if load.nbytes == nbytes) for nbytes in (4, 16))
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize(
     "text",
     [

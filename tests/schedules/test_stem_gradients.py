@@ -24,12 +24,14 @@ DGRADS = [
 ]
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize(("text", "config"), WGRADS)
 def test_gradients_of_weights_are_computed(text, config):
     small = {"block_m": 16, "block_p": 1, "block_q": 16, "warps_n": 1, "warps_k": 1, "stages": 2, "parts": 4}
     emulate.build_checked(text, "stem", {**small, **config}, "sm_80")
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize(("text", "config"), DGRADS)
 def test_gradients_of_inputs_are_computed(text, config):
     small = {"rows_per_warp": 1, "warps_x": 1, "warps_y": 1, "max_ctas": 0}

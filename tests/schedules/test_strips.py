@@ -40,6 +40,7 @@ PRIMES = [
 ]
 
 
+@pytest.mark.sample(4)
 @pytest.mark.parametrize("filters", PRIMES)
 def test_channels_with_a_large_prime_factor_have_defaults(filters):
     """No number of threads divides them so that a block reads whole sectors."""
@@ -49,6 +50,7 @@ def test_channels_with_a_large_prime_factor_have_defaults(filters):
     assert kernel.verify(problem(w)).ok
 
 
+@pytest.mark.sample(1)
 @needs_nvrtc
 @pytest.mark.parametrize("dtype", ["f16", "bf16"])
 def test_inputs_and_outputs_are_accessed_sixteen_bytes_at_a_time(dtype):
@@ -64,6 +66,7 @@ def test_inputs_and_outputs_are_accessed_sixteen_bytes_at_a_time(dtype):
     assert not [name for name in counts if name.startswith(("LDL", "STL"))]
 
 
+@pytest.mark.sample(5)
 @pytest.mark.parametrize("vector", [1, 2, 4, 8])
 @pytest.mark.parametrize(("workload", "name"), [(depthwise(64, 28, 5, 1), NAMES[0]), (grouped(64, 28, 8), NAMES[1])])
 def test_the_filters_are_staged_and_read_without_conflicts(workload, name, vector):

@@ -52,6 +52,7 @@ def test_copies_of_two_bytes_are_not_asynchronous(choices, asynchronous):
     assert ("ptx_cp_async" in source) == asynchronous
 
 
+@pytest.mark.sample(5)
 @pytest.mark.parametrize("block_k", [16, 32, 64])
 @pytest.mark.parametrize("dtype", ["f16", "tf32"])
 def test_reads_have_no_bank_conflicts_where_channels_are_last(dtype, block_k):

@@ -130,6 +130,7 @@ def configs(request):
     return space, list(zip(configs, used, kernels, strict=True))
 
 
+@pytest.mark.sample(3)
 def test_usage_is_that_of_the_lowered_kernel(configs):
     """Static shared memory is what TVM allocates where no tile overhangs."""
     space, kernels = configs

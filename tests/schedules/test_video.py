@@ -14,6 +14,7 @@ TILE = {"split_k": 1, "warpgroups": 1, "block_n": 16, "stages": 3}
 LARGE = "conv3d:1x96x81x720x1280,96x96x3x3x3,s1,p2x1x1x0x1x1,bf16,nhwc,bias"
 
 
+@pytest.mark.sample(5)
 @pytest.mark.parametrize(
     "text",
     [
@@ -27,6 +28,7 @@ def test_schedules_that_follow_the_declaration_read_the_input(text, schedule):
     assert tc.build(text, schedule, device="opencl:0").verify().ok
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize(
     ("text", "schedule", "config"),
     [

@@ -121,6 +121,7 @@ def turn_features(case):
     return {(name, feature) for feature in features}
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize(("name", "number"), mark_others_slow(TURNS, turn_features))
 def test_tiles_of_some_size_compute_any_workload(name, number):
     workload, m = turn(number)
@@ -202,6 +203,7 @@ def test_the_weight_is_transformed_by_a_step_of_its_own(name):
     assert [k in step.arguments for step in kernel.kernels] == [True, *[False] * (len(kernel.kernels) - 1)]
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("name", SCHEDULES)
 def test_a_call_with_another_weight_transforms_it_anew(name):
     text = "conv2d:1x16x16x16,32x16x3x3,s1,p1"
@@ -232,6 +234,7 @@ def check_registers(m, arch, name):
     assert {resources.stack_bytes for resources in kernel.cubin.kernels.values()} == {0}
 
 
+@pytest.mark.sample(1)
 @needs_nvrtc
 @pytest.mark.parametrize(("m", "arch", "name"), in_pairs(SIZES, ENDS, SCHEDULES))
 def test_transforms_stay_in_registers(m, arch, name):

@@ -35,6 +35,7 @@ def test_what_waits_for_the_step_before_it_may_begin_early():
     assert [step.uses_pdl for step in program.kernels] == [False, True, True, True]
 
 
+@pytest.mark.slow
 @needs_nvrtc
 def test_steps_that_begin_early_cost_no_launch():
     kernel, machine = tc.build(tc.parse(LAYER), NAME, arch="sm_90"), cost_model_for("sm_90").device_spec
@@ -48,6 +49,7 @@ def test_nothing_races():
     assert find_races(tc.build(tc.parse(SMALL[0]), NAME, arch="sm_90")) == []
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize(("text", "m"), [(SMALL[0], 2), (SMALL[1], 2), (SMALL[1], 4)])
 def test_the_error_that_is_expected_is_the_one_there_is(text, m):
     workload = tc.parse(text.replace(",bias,relu", "").replace(",add", ""))
@@ -75,6 +77,7 @@ def test_it_is_searched_where_it_is_estimated_not_to_be_slower():
     assert all("hopper" in names for names in searched)
 
 
+@pytest.mark.sample(1)
 @needs_nvrtc
 @pytest.mark.parametrize(("dtype", "vector"), [("f16", 2), ("bf16", 8), ("tf32", 4)])
 def test_transforms_stay_in_registers(dtype, vector):

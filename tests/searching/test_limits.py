@@ -136,6 +136,7 @@ def searched(network, opencl, log, seconds):
     return {workload: one(lambda status: None) for workload, one in searches}
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("seconds", [1.0, 20.0])
 @pytest.mark.parametrize("duration", [0.25, 2.0])
 def test_a_network_is_searched_within_its_limit(log, instant, clock, opencl, seconds, duration):

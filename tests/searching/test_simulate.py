@@ -26,6 +26,7 @@ def measured():
     return load_recorded_space(DATA / "convolution_RTX_2080_Ti.json.gz")
 
 
+@pytest.mark.slow
 def test_model_is_near_the_best_of_thousands_after_100_trials(measured):
     searches = SimulationSummary("gp", [simulate_search(measured, "gp", 100, seed) for seed in range(3)])
     assert searches.get_throughput_after(50).mean() > 0.9

@@ -99,6 +99,7 @@ def interrupted(log, after, **options):
         search(log, progress=progress, **options)
 
 
+@pytest.mark.sample(3)
 @pytest.mark.parametrize("tuner", ["random", "grid", "ga", "gp"])
 def test_the_same_call_goes_on_where_it_was_interrupted(log, instant, tuner):
     interrupted(log, 13, tuner=tuner, trials=30)
@@ -183,6 +184,7 @@ def test_full_disk_ends_the_search_with_the_records_so_far(log, instant, monkeyp
     assert len(records_of(log)) == 3
 
 
+@pytest.mark.slow
 def test_the_same_seed_proposes_the_same_of_several_schedules(tmp_path, instant):
     orders = []
     for number, seed in enumerate((1, 1, 2)):
@@ -226,6 +228,7 @@ def schedules_measured(instant):
     return list(dict.fromkeys(name for name, _ in instant.measured))
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("text", ["filter1d:1000,k3", "filter2d:40x30x1,3x3", "conv2d:1x8x9x9,8x1x3x3,g8"])
 def test_search_without_a_schedule_tries_the_librarys_choice(log, instant, text):
     w = tc.parse(text)

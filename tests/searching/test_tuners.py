@@ -87,6 +87,7 @@ def legal_keys(space):
 tuners = pytest.mark.parametrize("name", TUNERS)
 
 
+@pytest.mark.sample(3)
 @tuners
 def test_proposals_are_legal_distinct_and_new(name):
     space = conv_space()
@@ -96,6 +97,7 @@ def test_proposals_are_legal_distinct_and_new(name):
     assert space.is_legal(np.array(proposed)).all()
 
 
+@pytest.mark.sample(3)
 @tuners
 def test_a_space_is_proposed_to_the_last_legal_config(name):
     space = small_space()
@@ -201,6 +203,7 @@ print(*(name in sys.modules for name in ("scipy.optimize", "xgboost")))
 """
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize(
     ("failures", "how", "loaded"),
     [(0, "", "True False"), (4, "", "True True"), (4, "quick", "False False")],
@@ -217,6 +220,7 @@ def test_the_default_comes_first(name):
     assert create_tuner(name, space, seed=3).ask(4)[0] == space.default
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["gp", "ga"])
 def test_learning_beats_chance(name):
     def mean_best(tuner):

@@ -188,6 +188,7 @@ BY_DEFAULT = (
 )
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize(
     "name", [name if name in BY_DEFAULT else pytest.param(name, marks=pytest.mark.slow) for name in CASES]
 )
@@ -271,6 +272,7 @@ def test_the_kernel_replaces_the_computation_of_the_weight():
     assert "parametrizations" not in optimized(model, SIGNAL).graph.code
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize(
     ("model", "note"),
     [

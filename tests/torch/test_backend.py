@@ -97,6 +97,7 @@ CALLS = {
 }
 
 
+@pytest.mark.sample(1)
 @torch.no_grad()
 @pytest.mark.parametrize("call", CALLS)
 def test_arguments_by_name_and_frozen_ones_are_taken(call, caplog):

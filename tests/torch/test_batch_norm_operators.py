@@ -114,6 +114,7 @@ def install_stats(tasks, *_):
     return []
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize(("activation", "returns_stats"), [(nn.ReLU(inplace=True), True), (nn.SiLU(), False)])
 def test_compiled_residual_networks_train_as_pytorchs(monkeypatch, activation, returns_stats):
     torch._dynamo.reset()  # sizes that were others in a graph of another test would be symbols
@@ -169,6 +170,7 @@ BETWEEN = {
 }
 
 
+@pytest.mark.sample(5)
 @pytest.mark.parametrize(("between", "count"), BETWEEN.values(), ids=BETWEEN)
 def test_operators_compute_normalizations_between_other_kernels(between, count):
     assert count_sites(Readers(between), draw(2, 3, 4, 4)) == count

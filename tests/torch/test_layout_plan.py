@@ -50,6 +50,7 @@ def check(ours, model, x=X):
             assert ours(given).stride() == model(given).stride()
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize(
     ("seconds", "expected", "note"),
     [

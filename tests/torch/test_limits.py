@@ -59,6 +59,7 @@ def clock(monkeypatch):
     return clock
 
 
+@pytest.mark.sample(1)
 @pytest.mark.usefixtures("shared_processes")
 @pytest.mark.parametrize(
     ("seconds", "ours", "ends"),

@@ -106,6 +106,7 @@ def test_channels_last_stays_so(block):
         assert model(x).stride() == block(x).stride()
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize(
     ("rows", "note"),
     [
@@ -131,6 +132,7 @@ def test_a_model_is_laid_out_anew_where_it_can_be(rows, note, monkeypatch):
     assert differ(ours, model) < 1e-5
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("name", ["undecided", "between", "shared", "scaled", "normalised"])
 def test_models_of_all_kinds(name):
     model = with_statistics(getattr(small_models, name)())
@@ -143,6 +145,7 @@ def test_models_of_all_kinds(name):
     assert differ(ours, model) < 1e-5
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize(
     ("make", "x"),
     [
@@ -159,6 +162,7 @@ def test_a_model_that_is_a_convolution(make, x):
     assert list(ours.state_dict()) == list(model.state_dict())
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("how", [torch.jit.script, lambda part: torch.compile(part, backend="eager", fullgraph=True)])
 def test_a_part_that_is_compiled_runs_as_it_is(how):
     part = torch.nn.Sequential(Conv2d(4, 4, 1), torch.nn.ReLU()).eval()
@@ -181,6 +185,7 @@ def hooked(where):
     return model
 
 
+@pytest.mark.sample(4)
 @pytest.mark.parametrize(
     ("make", "x", "why"),
     [
@@ -268,6 +273,7 @@ def test_kept_times_are_of_one_model_alone(tmp_path, monkeypatch):
     assert befores[0] == befores[2] != befores[1]
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("time", ["null", "NaN", "-1", '"1"', "0"])
 def test_kept_times_that_are_none_are_taken_again(time, tmp_path, monkeypatch):
     monkeypatch.setenv("TVMCONV_CACHE", str(tmp_path))

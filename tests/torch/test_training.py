@@ -47,6 +47,7 @@ def tensors_of(options, dtype=torch.float64):
     return [torch.randn(shape, dtype=dtype, requires_grad=True) for shape in shapes]
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("options", CASES.values(), ids=CASES)
 def test_operators_are_as_pytorch_wants_them(options):
     x, weight, bias = tensors_of(options)
@@ -59,6 +60,7 @@ def test_operators_are_as_pytorch_wants_them(options):
     assert {value for result in results for value in result.values()} == {"SUCCESS"}
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("options", [CASES["1d"], CASES["2d-asymmetric-last"], CASES["1d-transposed-last"]])
 def test_first_and_second_derivatives_are_those_of_differences(options):
     tensors = tensors_of(options)
@@ -164,6 +166,7 @@ def test_kernels_compute_all_products_of_a_transposed_convolution():
     assert counts == [1, 1, 1]
 
 
+@pytest.mark.sample(6)
 @pytest.mark.parametrize("seed", range(30))
 def test_kernels_of_random_modules_have_the_gradients_of_float64(seed):
     layer, shape = draw_module(seed)

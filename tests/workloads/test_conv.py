@@ -53,6 +53,7 @@ def test_reference_equals_the_definition(workload):
     np.testing.assert_allclose(workload.reference(x, k), convolve_by_loops(workload, x, k), rtol=1e-12, atol=1e-12)
 
 
+@pytest.mark.sample(19)
 @pytest.mark.parametrize("text", CONVOLUTIONS)
 def test_reference_in_chunks_equals_the_definition(text, monkeypatch):
     workload = parse(text)

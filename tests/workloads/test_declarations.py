@@ -9,6 +9,7 @@ from strategies import any_convolutions
 from tvmconv.workloads import parse
 
 
+@pytest.mark.sample(8)
 @pytest.mark.parametrize("text", [*CONVOLUTIONS, *FILTERS])
 def test_declaration_computes_the_reference(text):
     assert declares_its_reference(parse(text))

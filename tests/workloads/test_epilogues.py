@@ -90,6 +90,7 @@ IN_TURN = [  # each epilogue in one dtype, and with `-m slow` in every other one
 ]
 
 
+@pytest.mark.sample(5)
 @pytest.mark.parametrize(("epilogue", "dtype", "layout"), IN_TURN)
 def test_the_declaration_computes_the_reference(epilogue, dtype, layout):
     assert declares_its_reference(conv(epilogue, dtype, layout))

@@ -45,6 +45,7 @@ def compute_with_torch(w: DerivedConv, inputs):
     return (result.movedim(1, -1) if last else result).numpy()
 
 
+@pytest.mark.sample(72)
 @pytest.mark.parametrize("text", TEXTS)
 def test_the_reference_is_the_gradient_of_pytorch(text):
     w = tc.parse(text)
@@ -54,6 +55,7 @@ def test_the_reference_is_the_gradient_of_pytorch(text):
     assert expected.shape == w.argument_shapes[-1]
 
 
+@pytest.mark.sample(150)
 @pytest.mark.parametrize("text", TEXTS)
 def test_a_text_is_read_as_it_was_written(text):
     w = tc.parse(text)
@@ -78,6 +80,7 @@ def test_random_workloads_have_all_kinds_ranks_dtypes_and_layouts():
     }
 
 
+@pytest.mark.sample(5)
 @pytest.mark.parametrize("text", EXECUTED_TEXTS)
 @pytest.mark.parametrize("name", ["default", "implicit_gemm"])
 def test_schedules_compute_gradients_on_opencl(text, name):
