@@ -26,10 +26,9 @@ WORKLOADS = (
     ("conv2d:1x32x9x10,40x32x3x2,s1x2,p1x0x2x1,d2,f16,bias", {}),
     ("conv2d:2x24x17x16,32x24x3x3,s2,p1,f16,bias,relu", {"block_k_bytes": 32}),
     ("conv2d:2x32x9x11,16x32x1x1,s2,p0,tf32", {}),
-    (
-        "conv2d:2x48x7x7,32x48x1x1,s1,p0,f16,bias",
-        {"block_k_bytes": 128, "producer_warpgroups": 2},
-    ),  # all pixels are one line
+    ("conv2d:2x48x7x7,32x48x1x1,s1,p0,f16,bias", {"producer_warpgroups": 2}),  # all pixels are one line
+    ("conv2d:2x96x6x9,24x96x1x1,s1,p0,f16", {"split_k": 3, "block_n": 48}),  # of three blocks of channels
+    ("conv2d:3x48x6x9,16x48x1x1,s1,p0,tf32,bias", {}),
     ("conv1d:2x32x37,32x32x5,s1,p2,bf16,bias", {}),
     ("conv3d:1x16x4x5x6,24x16x3x3x3,s1,p1,f16", {"block_k_bytes": 32}),
     ("conv2d:1x96x9x9,40x96x3x3,s1,p1,f16,bias,add", {"block_n": 48, "split_k": 3}),
@@ -48,16 +47,16 @@ TRANSPOSED = (  # planes are multiples of eight pixels, which TMA copies, or of 
     ("conv1d:2x32x40,32x32x5,s1,p2,bf16,bias", {}),
     ("conv3d:1x16x4x5x6,24x16x3x3x3,s1,p1,f16", {"block_k_bytes": 32}),
     ("conv2d:1x96x9x8,13x96x3x3,s1,p1,f16,add", {"block_n": 48, "split_k": 3}),
-    ("conv2d:2x64x14x14,40x64x1x1,s1,p0,f16,bias", {"block_k_bytes": 128, "producer_warpgroups": 2}),  # planes
+    ("conv2d:2x160x14x14,40x160x1x1,s1,p0,f16,bias", {"block_k_bytes": 128, "producer_warpgroups": 2}),  # planes
     ("conv2d:1x32x18x18,24x32x3x3,s1,p1,f16", {"warpgroups": 2}),
     ("conv3d:2x40x2x7x7,24x40x3x3x3,s1,p1,bf16", {}),
     ("conv2d:2x48x3x6,24x48x1x2,s2x1,p1,d2,bf16", {"block_k_bytes": 128}),  # fewer channels than a block
     ("conv2d:3x64x7x7,40x64x3x3,s1,p1,f16,bias", {"warpgroups": 2}),  # planes of an odd number of pixels
-    ("conv2d:5x48x7x7,24x48x1x1,s1,p0,bf16,add", {"block_k_bytes": 128, "producer_warpgroups": 2}),
+    ("conv2d:5x144x7x7,24x144x1x1,s1,p0,bf16,add", {"block_k_bytes": 128, "producer_warpgroups": 2}),
     ("conv2d:2x64x9x5,24x32x3x3,s2,p1,g2,f16", {"block_n": 48}),
     ("conv2d:1x40x10x12,72x40x3x3,s1,p1,tf32,add", {"block_k_bytes": 128}),  # elements of 32 bits
     ("conv2d:2x32x9x11,16x32x1x1,s2,p0,tf32", {"producer_warpgroups": 2}),
-    ("conv2d:3x16x6x9,16x16x1x1,s1,p0,tf32,bias", {"warpgroups": 2}),
+    ("conv2d:3x48x6x9,16x48x1x1,s1,p0,tf32,bias", {"warpgroups": 2}),
 )
 
 
@@ -77,11 +76,23 @@ def test_taps_share_halo_rows(text, config):
 def test_a_search_starts_with_each_loader_that_serves_the_workload():
     for text, loaders in (
         ("conv2d:2x64x12x10,40x64x3x3,s1,p1,f16", ["converted", "halo", "halo_smem"]),
-        ("conv2d:2x128x14x14,40x128x1x1,s1,p0,f16", ["converted", "cp_async"]),  # several blocks of channels
+        ("conv2d:2x128x14x14,40x128x1x1,s1,p0,f16", ["converted", "halo", "halo_smem", "cp_async"]),
     ):
         configs = find_schedule(tc.parse(text), "hopper").list_starting_configs(tc.parse(text))
         assert [config["input_loader"] for config in configs[: len(loaders)]] == loaders
         assert {config.get("input_loader", loaders[0]) for config in configs} == set(loaders)
+    w = tc.parse("conv2d:32x512x7x7,2048x512x1x1,s1,p0,f16")  # many single pixels to store: few accumulators
+    assert 128 in [config["block_n"] for config in find_schedule(w, "hopper").list_starting_configs(w)[:4]]
+
+
+def test_estimates_order_loaders_of_a_strided_filter_as_an_h100_does():
+    space = find_schedule(w := tc.parse("conv2d:32x256x56x56,512x256x1x1,s2,p0,f16"), "hopper").space(w)
+    own = space.default | {"block_n": 256, "block_k_bytes": 128, "stages": 4, "warpgroups": 2, "wgmma_m_tiles": 1}
+    boxes = {"input_loader": "halo_smem", "block_n": 192, "block_k_bytes": 64, "stages": 8, "producer_warpgroups": 2}
+    measured = [own | {"input_loader": "halo"}, own | {"input_loader": "converted"}, own | boxes]  # 48, 53 and 73 µs
+    points = np.stack([space.point_from_config(config) for config in measured])
+    estimates = space.compute_usage(points).estimate
+    assert list(np.argsort(estimates)) == [0, 1, 2]
 
 
 def test_persistent_ctas_load_halo_rows_of_several_tiles(monkeypatch):

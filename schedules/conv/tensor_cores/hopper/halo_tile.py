@@ -222,18 +222,7 @@ class HaloTile:
 def can_use_halo(w: Conv) -> bool:
     """Return whether a convolution, viewed channels last, can be computed from halo rows of a channels-first X."""
     residuals = [op for op in epilogue.get_ops(w.epilogue) if op.argument_kind == "output"]
-    row_channels = MAX_SWIZZLE_BYTES // get_itemsize(w.storage)
-    fits = not is_one_line(w) or w.C // w.groups <= row_channels
-    return len(residuals) <= 1 and HaloImage(w).has_consecutive_planes and fits
-
-
-def is_one_line(w: Conv) -> bool:
-    """Return whether all pixels of an image are one line of halo rows, although the image has several lines.
-
-    On an H100 all channel blocks but the first were missing in the sums of such convolutions, for a reason that is not
-    known. They are therefore refused if they have several blocks.
-    """
-    return flatten_pixels(w) != w
+    return len(residuals) <= 1 and HaloImage(w).has_consecutive_planes
 
 
 def halo_constraints(w: Conv) -> list[Rule]:
@@ -270,10 +259,6 @@ def halo_constraints(w: Conv) -> list[Rule]:
                 & (t.num_accumulators + other_registers <= HaloTile(w, t).registers)
                 & (HaloTile(w, t).registers >= LOADER_REGISTERS)
             ),
-        ),
-        (
-            "all channels are in one block if all pixels are one line",
-            lambda t: (HaloTile(w, t).num_channel_blocks == 1) | (not is_one_line(w)),
         ),
         (
             "copies of channels-first pixels fill whole channel blocks",
