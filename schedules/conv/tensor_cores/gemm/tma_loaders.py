@@ -340,10 +340,12 @@ class FilterMatrix:
         return (row,)
 
     def load(self, destination: Expr, copy: TmaCopy, position: Position, k: Sequence[Expr]) -> None:
-        """Copy channels of one tap of neighbouring filters."""
-        channel, tap_idx = k[0], 0
-        for axis, tap in enumerate(k[-len(self.kernel) :]):
-            tap_idx = tap_idx * self.kernel[axis] + tap
+        """Copy channels of one tap of neighbouring filters; `k` is the first channel, ..., then the tap."""
+        channel, *rest = k
+        assert len(rest) >= len(self.kernel), f"{len(rest)} coordinates behind the channel, of a filter {self.kernel}"
+        tap_idx: Expr = 0
+        for size, tap in zip(self.kernel, rest[-len(self.kernel) :], strict=True):
+            tap_idx = tap_idx * size + tap
         copy.issue(destination, (channel, tap_idx, *position))
 
 

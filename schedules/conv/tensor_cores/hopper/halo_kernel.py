@@ -53,8 +53,8 @@ from .tile_config import HopperTileConfig
 
 def make_halo_mainloop(tile: HaloTile) -> HaloMainloop:
     """Return the mainloop of a config."""
-    w, config = tile.w, tile.config
-    problem = make_fprop(w, config.block_m)
+    config = tile.config
+    problem = make_fprop(tile.image.w, config.block_m)  # its filters have the taps of the halo rows
     atom, row_bytes = WgmmaAtom(config.block_n, problem.a.dtype, problem.b.dtype), config.block_k_bytes
     block_k = int(config.block_k(atom.itemsize))
     b = OperandTile(problem.b, SmemLayout(config.block_n, row_bytes), 0, block_k, 1, config.block_n)
