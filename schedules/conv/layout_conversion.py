@@ -10,6 +10,9 @@ vectors along the rows of the destination, of 16 bytes where sizes permit. Share
 element, or those of two neighbouring source rows if elements have 16 bits. Its pitch of 33 words and the arrangement
 of lanes make both accesses free of bank conflicts. Schedules that also run on OpenCL use `emit_portable_transpose`,
 which accesses one element at a time.
+
+Along an axis with one tap and a stride, a filter reads some of the pixels. The others are left out: the destination is
+the X of a convolution without that stride, which `skip_unread_pixels` returns.
 """
 
 from __future__ import annotations
@@ -17,6 +20,7 @@ from __future__ import annotations
 import dataclasses
 import math
 from collections.abc import Callable
+from typing import Any
 
 from tvm.s_tir import Schedule
 from tvm.script import tirx as T  # noqa: N812  (TVM's own name for it)
@@ -53,21 +57,58 @@ TILE_COLUMNS = 64  # columns of the source per block
 TILE_WORDS = 32  # 32-bit words per column of the tile
 PITCH = TILE_WORDS + 1  # words from one column to the next in shared memory
 VECTOR_BYTES = 16
+SECTOR_BYTES = 32  # unit of accesses to global memory
 # Costs of a transpose, fitted to timings of eight layers in float16 with and without conversions on an H100.
 TRANSPOSE_LAUNCH_US, TRANSPOSE_BYTES_PER_US = 1.1, 2.75e6
 PORTABLE_TILE = 32  # rows and columns of the source per block of `emit_portable_transpose`
 
 
-def estimate_transpose_us(nbytes: float) -> float:
-    """Return the estimated microseconds of the transpose of an array of `nbytes` by a launch of its own."""
-    return TRANSPOSE_LAUNCH_US + 2 * nbytes / TRANSPOSE_BYTES_PER_US
+def skip_unread_pixels(w: Conv) -> Conv:
+    """Return the convolution of only those pixels that its filters read: axes with one tap have no stride.
+
+    Axes with padding and inputs with cached frames or upsampling are left as they are.
+
+    Examples:
+        >>> from tvmconv import parse
+        >>> skip_unread_pixels(parse("conv2d:1x64x56x56,64x64x1x1,s2,p0,f16")).text
+        'conv2d:1x64x28x28,64x64x1x1,s1,p0,f16'
+    """
+    if not w.reads_x_only:
+        return w
+    sizes, stride = list(w.input_size), list(w.stride)
+    for axis, taps in enumerate(w.kernel):
+        if taps == 1 and w.pad_low[axis] == w.pad_high[axis] == 0:
+            sizes[axis], stride[axis] = w.output_size[axis], 1
+    return type(w)(**{**vars(w), **dict(zip(w.SPACE, sizes, strict=True)), "stride": tuple(stride)})
+
+
+def estimate_transpose_us(nbytes: float, source_bytes: float | None = None) -> float:
+    """Return the estimated microseconds of the transpose of an array of `nbytes` by a launch of its own.
+
+    Args:
+        nbytes: Bytes of the destination.
+        source_bytes: Bytes that are read; by default, those of the destination.
+    """
+    return TRANSPOSE_LAUNCH_US + (nbytes + (nbytes if source_bytes is None else source_bytes)) / TRANSPOSE_BYTES_PER_US
 
 
 def estimate_input_conversion_us(w: Conv) -> float:
-    """Return the estimated microseconds of the conversion of X; 0 if it is channels last."""
+    """Return the estimated microseconds of the conversion of a channels-first X; 0 if X is channels last."""
     if w.input_layout == CHANNELS_LAST or min(w.C, math.prod(w.input_size)) == 1:
         return 0.0
-    return estimate_transpose_us(math.prod(w.input_shape) * get_itemsize(w.storage))
+    return estimate_pixel_conversion_us(w)
+
+
+def estimate_pixel_conversion_us(w: Conv) -> float:
+    """Return the estimated microseconds of the transpose of the pixels that a convolution reads.
+
+    Lines that a stride skips are not read, apart from the sectors at their ends. The layout of `w` does not matter.
+    """
+    itemsize, compact = get_itemsize(w.storage), skip_unread_pixels(w)
+    line_bytes = w.input_size[-1] * itemsize
+    lines = math.prod((w.N, w.C, *compact.input_size[:-1]))
+    source_bytes = min(lines * (line_bytes + SECTOR_BYTES), math.prod((w.N, w.C, *w.input_size)) * itemsize)
+    return estimate_transpose_us(math.prod((w.N, w.C, *compact.input_size)) * itemsize, source_bytes)
 
 
 def build_channels_last_schedule(
@@ -77,6 +118,7 @@ def build_channels_last_schedule(
     converts_input: bool = True,
     converts_output: bool = True,
     is_portable: bool = False,
+    skips_unread_pixels: bool = False,
 ) -> Schedule:
     """Return the schedule of kernels that compute `w.to_channels_last()`, with conversions of channels-first arrays.
 
@@ -89,6 +131,8 @@ def build_channels_last_schedule(
         converts_input: Whether X is converted if it is channels first.
         converts_output: Whether residuals and the output are converted if they are channels first.
         is_portable: Whether the conversions run on all kinds of devices.
+        skips_unread_pixels: Whether a converted X is that of `skip_unread_pixels`, for kernels of that convolution.
+            Portable conversions have all pixels.
     """
     if CHANNELS_FIRST not in (w.input_layout, w.output_layout):
         return build_schedule(w, emit_kernels)
@@ -96,13 +140,44 @@ def build_channels_last_schedule(
         converts and layout == CHANNELS_FIRST
         for converts, layout in ((converts_input, w.input_layout), (converts_output, w.output_layout))
     )
+    pixels = PixelSteps.from_workload(w) if skips_unread_pixels and not is_portable else None
     conversions = _Conversions(
-        w, converts_input, converts_output, emit_portable_transpose if is_portable else emit_transpose
+        w, converts_input, converts_output, emit_portable_transpose if is_portable else emit_transpose, pixels
     )
     schedule = build_schedule(w, lambda arguments: conversions.emit(arguments, emit_kernels))
     mark_constant_args(schedule, "K")
     disable_buffer_reuse(schedule)  # TVM does not see the accesses of TMA
     return schedule
+
+
+@dataclasses.dataclass(frozen=True)
+class PixelSteps:
+    """Pixels of an image at the steps of strides along its axes."""
+
+    source_size: tuple[int, ...]  # pixels of the image along each spatial axis
+    size: tuple[int, ...]  # pixels that are read along each axis
+    stride: tuple[int, ...]  # distance of neighbouring pixels that are read, along each axis
+
+    @classmethod
+    def from_workload(cls, w: Conv) -> PixelSteps | None:
+        """Return the pixels that a convolution reads along its axes with one tap; None if it reads all pixels."""
+        compact = skip_unread_pixels(w)
+        steps = tuple(s if after == 1 else 1 for s, after in zip(w.stride, compact.stride, strict=True))
+        return cls(w.input_size, compact.input_size, steps) if compact.input_size != w.input_size else None
+
+    @property
+    def contiguous(self) -> int:
+        """Number of pixels of which groups are contiguous in the image."""
+        return self.size[-1] if self.stride[-1] == 1 else 1
+
+    def locate(self, pixel: Expr) -> Expr:
+        """Return the position in the image of one of the pixels that are read."""
+        position: Expr = 0
+        for axis, stride in enumerate(self.stride):
+            step = pixel // math.prod(self.size[axis + 1 :])
+            step = step % self.size[axis] if axis else step
+            position = position + step * (stride * math.prod(self.source_size[axis + 1 :]))
+        return position
 
 
 @dataclasses.dataclass(frozen=True)
@@ -113,6 +188,7 @@ class _Conversions:
     converts_input: bool  # whether X is converted
     converts_output: bool  # whether residuals and the output are converted
     emit_transpose: EmitTranspose  # function that emits a conversion
+    pixels: PixelSteps | None = None  # pixels of X that are converted; None for all
 
     def emit(self, arguments: dict[str, Buffer], emit_kernels: EmitKernels) -> None:
         """Emit the conversions of the arguments, the kernels, and the conversion of the output."""
@@ -120,19 +196,20 @@ class _Conversions:
         if w.input_layout == CHANNELS_FIRST:
             shapes["K"] = w.weight_shape
         if self.converts_input:
-            shapes["X"] = w.input_shape
+            shapes["X"] = (w.N, w.C, *self.pixels.size) if self.pixels else w.input_shape
         if self.converts_output:
             residuals = [op.name for op in epilogue.get_ops(w.epilogue) if op.argument_kind == "output"]
             shapes |= dict.fromkeys([*residuals, "Y"], w.output_shape)
         converted = dict(arguments)
         for name, shape in shapes.items():
             batch, channels, *space = shape
-            if self._is_same_in_both_layouts(shape):
+            if self._is_same_in_both_layouts(shape) and not (name == "X" and self.pixels):
                 continue
             converted[name] = allocate(f"{name}_last", to_storage_order(CHANNELS_LAST, shape), w.storage, "global")
             if name != "Y":
                 sizes = batch, channels, math.prod(space)
-                self.emit_transpose(arguments[name], converted[name], *sizes, waits=name != "K")
+                options: dict[str, Any] = {"pixels": self.pixels} if name == "X" and self.pixels else {}
+                self.emit_transpose(arguments[name], converted[name], *sizes, waits=name != "K", **options)
         emit_kernels(converted)
         if self.converts_output and not self._is_same_in_both_layouts(w.output_shape):
             self.emit_transpose(converted["Y"], arguments["Y"], w.N, math.prod(w.output_size), w.O)
@@ -146,17 +223,25 @@ class _Conversions:
 
 
 def emit_transpose(
-    source: Buffer, destination: Buffer, batch: int, rows: int, columns: int, *, waits: bool = True
+    source: Buffer,
+    destination: Buffer,
+    batch: int,
+    rows: int,
+    columns: int,
+    *,
+    waits: bool = True,
+    pixels: PixelSteps | None = None,
 ) -> None:
     """Emit the kernel of `destination[b, column, row] = source[b, row, column]`.
 
     Args:
-        source: Array of batch × rows × columns elements of 16 or 32 bits.
+        source: Array of batch × rows × columns elements of 16 or 32 bits; more columns if it has unread pixels.
         destination: Array of batch × columns × rows elements.
         batch: Number of matrices.
         rows: Rows of the source.
-        columns: Columns of the source.
+        columns: Columns of the source that are read.
         waits: Whether the kernel may start before the previous launch ends, and then waits for it.
+        pixels: Columns that are read, as pixels of an image; None for all columns.
     """
     itemsize = get_itemsize(str(source.dtype))
     tile_rows = TILE_WORDS * 4 // itemsize
@@ -177,6 +262,7 @@ def emit_transpose(
             first_column=block % tiles_columns * TILE_COLUMNS,
             warp=thread // WARP_SIZE,
             lane=thread % WARP_SIZE,
+            pixels=pixels,
         )
         image = block // (tiles_rows * tiles_columns)
         transpose.load(source, image)
@@ -234,6 +320,7 @@ class _TileTranspose:
     first_column: Expr  # first column of the tile
     warp: Expr  # index of the thread's warp in the block
     lane: Expr  # index of the thread in its warp
+    pixels: PixelSteps | None = None  # columns that are read; None for all
 
     @property
     def rows_per_word(self) -> int:
@@ -243,7 +330,9 @@ class _TileTranspose:
     def load(self, source: Buffer, image: Expr) -> None:
         """Load the tile; a warp reads 32 columns of as many words' rows as a vector has elements."""
         rows, columns = self.shape
-        vector = math.gcd(columns, VECTOR_BYTES // self.itemsize)
+        contiguous = self.pixels.contiguous if self.pixels else columns
+        source_columns = math.prod(self.pixels.source_size) if self.pixels else columns
+        vector = math.gcd(contiguous, VECTOR_BYTES // self.itemsize)
         lanes_along_columns = WARP_SIZE // vector
         vectors = [
             allocate(f"row_{row}", max(1, vector * self.itemsize // 4), "uint32") for row in range(self.rows_per_word)
@@ -253,12 +342,14 @@ class _TileTranspose:
             word = step // 2 * vector + self.lane // lanes_along_columns
             tile_column = step % 2 * WARP_SIZE + self.lane % lanes_along_columns * vector
             column = self.first_column + tile_column
+            source_column = self.pixels.locate(column) if self.pixels else column
             for row_in_word, registers in enumerate(vectors):
                 row = self.first_row + word * self.rows_per_word + row_in_word
                 for e in range(max(1, vector * self.itemsize // 4)):
                     store(registers, e, T.uint32(0))
                 with if_(self._is_inside(row, column)):
-                    load_global(registers, source, (image * rows + row) * columns + column, vector, is_constant=False)
+                    element = (image * rows + row) * source_columns + source_column
+                    load_global(registers, source, element, vector, is_constant=False)
             for e in range(vector):
                 store(self.tile, (tile_column + e) * PITCH + word, self._combine(vectors, e))
 

@@ -1,5 +1,6 @@
 """Channels-first convolutions on tensor cores: conversions around channels-last kernels, and kernels without them."""
 
+import math
 from pathlib import Path
 
 import emulate
@@ -64,6 +65,20 @@ def test_conversions_surround_channels_last_kernels(schedule, text):
     kernel = tc.build(w, schedule, arch="sm_90", config=config)
     assert emulate.error(kernel.lowered_module, w) <= w.tolerance
     assert len(kernel.kernels) > len(tc.build(w.to_channels_last(), schedule, arch="sm_90", config=config).kernels)
+
+
+@pytest.mark.parametrize(
+    ("schedule", "text", "elements"),
+    [
+        ("hopper", "conv2d:2x32x12x10,24x32x1x1,s2,p0,f16,bias", 2 * 32 * 6 * 5),
+        ("hopper", "conv2d:2x32x11x9,24x32x1x3,s2x1,p0,tf32,nchw-nhwc", 2 * 32 * 6 * 9),  # whole lines
+        ("mma_sync", "conv3d:1x10x5x6x7,24x10x1x1x1,s3x2x2,p0,bf16", 10 * 2 * 3 * 4),
+    ],
+)
+def test_conversions_leave_out_pixels_that_no_tap_reads(schedule, text, elements):
+    config = {"input_loader": "converted"} if schedule == "hopper" and "nhwc" not in text else {}
+    lowered = emulate.build_checked(text, schedule, config).lowered_module
+    assert elements in [math.prod(array.shape) for array in lowered.workspace]
 
 
 def test_conversions_are_left_out_where_both_layouts_are_the_same():

@@ -89,10 +89,11 @@ def test_estimates_order_loaders_of_a_strided_filter_as_an_h100_does():
     space = find_schedule(w := tc.parse("conv2d:32x256x56x56,512x256x1x1,s2,p0,f16"), "hopper").space(w)
     own = space.default | {"block_n": 256, "block_k_bytes": 128, "stages": 4, "warpgroups": 2, "wgmma_m_tiles": 1}
     boxes = {"input_loader": "halo_smem", "block_n": 192, "block_k_bytes": 64, "stages": 8, "producer_warpgroups": 2}
-    measured = [own | {"input_loader": "halo"}, own | {"input_loader": "converted"}, own | boxes]  # 48, 53 and 73 µs
-    points = np.stack([space.point_from_config(config) for config in measured])
-    estimates = space.compute_usage(points).estimate
-    assert list(np.argsort(estimates)) == [0, 1, 2]
+    configs = [own | {"input_loader": "halo"}, own | boxes, own | {"input_loader": "converted"}]
+    points = np.stack([space.point_from_config(config) for config in configs])
+    halo_us, boxes_us, converted_us = space.compute_usage(points).estimate
+    assert halo_us < boxes_us  # 48 and 73 µs
+    assert converted_us < 0.8 * 53  # 53 µs, before the conversion left out the pixels that the stride skips
 
 
 def test_persistent_ctas_load_halo_rows_of_several_tiles(monkeypatch):

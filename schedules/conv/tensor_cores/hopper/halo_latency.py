@@ -34,7 +34,8 @@ ELEMENTS_RATIO = 4.0  # cost of a matrix whose elements are loaded one by one; o
 COPY_TRANSPOSE_US = 0.05  # barriers of a copy of boxes, an assumption
 MATRIX_BYTES = 128
 SMEM_MOVES = 3  # how often pixels pass through shared memory: copied there, loaded for the transpose, and stored
-NARROW_COPIES_PER_US = 36.0  # cp.async of a warp per SM in vectors of less than 16 bytes; on 14 × 14 pixels, on an H100
+# cp.async of a warp per SM in vectors of less than 16 bytes: 13 timings of a 1×1 filter on 14 × 14 pixels, on an H100.
+NARROW_COPIES_PER_US = 50.0
 BOX_BYTES_PER_US = 3.2e6  # boxes that all SMs copy from the L2 cache: 1×1 filters of stride 2, on an H100
 LOADER_WAIT_US = 1.0  # until the first vectors of a channel block have arrived
 BOX_STORE_RATIO = 2.0  # `STORE_RATIO` where boxes are transposed in shared memory, an assumption

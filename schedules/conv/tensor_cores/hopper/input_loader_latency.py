@@ -11,9 +11,8 @@ from tvmconv.arithmetic import ceil_div
 from tvmconv.fitted_latency import H200_FIT
 from tvmconv.target import WARP_SIZE
 from tvmconv.workloads import Conv
-from tvmconv.workloads.dtypes import get_itemsize
 
-from ...layout_conversion import estimate_transpose_us
+from ...layout_conversion import estimate_pixel_conversion_us
 from ..gemm.plane_gather import count_vector_pixels
 from ..implicit_gemm_shape import VECTOR_BYTES, ImplicitGemmShape
 from ..latency_model import combine_overlapping_times
@@ -29,7 +28,7 @@ WIDE_COPIES_PER_US = 120.0  # cp.async of a warp per SM in vectors of 16 bytes, 
 
 def estimate_conversion_us(w: Conv) -> Any:
     """Return the estimated latency of the transpose of X by a launch of its own in microseconds."""
-    return estimate_transpose_us(math.prod(w.input_shape) * get_itemsize(w.storage))
+    return estimate_pixel_conversion_us(w)
 
 
 def estimate_gather_latency_us(config: HopperTileConfig, w: Conv) -> Any:

@@ -47,7 +47,7 @@ from tvmconv.workloads.features import CACHED_FRAMES, LARGE_TENSORS
 from tvmconv.workloads.layout import CHANNELS_FIRST, CHANNELS_LAST
 
 from ....tir_builder import Buffer, build_schedule
-from ...layout_conversion import build_channels_last_schedule
+from ...layout_conversion import build_channels_last_schedule, skip_unread_pixels
 from ..eight_bit_requirements import CHANNELS_LAST_EIGHT_BITS, PAIRED_EIGHT_BITS
 from ..frame_product import FrameProduct
 from ..gemm.channels_first_epilogue import ChannelsFirstOutput
@@ -159,12 +159,18 @@ def hopper(s: Schedule, w: Conv, k: Knobs) -> Schedule:
             converts_output=False,
         )
     access = _choose_access(w, viewed_workload, config)
-    product = (pad_planes(viewed_workload) if access.input_pixels else None) or viewed_workload
+    converts_input, product = not access.input_box_pixels, viewed_workload
+    skips_unread_pixels = converts_input and viewed_workload == w.to_channels_last() != w
+    if skips_unread_pixels:
+        product = skip_unread_pixels(viewed_workload)
+    elif access.input_pixels:
+        product = pad_planes(viewed_workload) or viewed_workload
     return build_channels_last_schedule(
         w,
         lambda arguments: emit_kernel(product, config, arguments, access),
-        converts_input=not access.input_box_pixels,
+        converts_input=converts_input,
         converts_output=False,
+        skips_unread_pixels=skips_unread_pixels,
     )
 
 

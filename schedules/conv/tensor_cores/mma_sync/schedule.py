@@ -38,7 +38,7 @@ from tvmconv.workloads.dtypes import EIGHT_BIT_DTYPES, FLOAT8_DTYPES, INT8
 from tvmconv.workloads.features import ALL_FEATURES
 from tvmconv.workloads.layout import CHANNELS_FIRST, CHANNELS_LAST
 
-from ...layout_conversion import build_channels_last_schedule, estimate_input_conversion_us
+from ...layout_conversion import build_channels_last_schedule, estimate_input_conversion_us, skip_unread_pixels
 from ..eight_bit_requirements import CHANNELS_LAST_EIGHT_BITS, PAIRED_EIGHT_BITS
 from ..implicit_gemm_shape import VECTOR_BYTES, ImplicitGemmShape
 from ..space_to_depth import fold_filter_row_into_channels
@@ -50,8 +50,12 @@ DTYPES = ("float16", "bfloat16", "tf32")  # those of gradients, too
 
 
 def view(w: Conv) -> Conv:
-    """Return the workload as the kernel views it: channels last, with lines of patches as channels."""
-    return fold_filter_row_into_channels(w.to_channels_last())
+    """Return the workload as the kernel views it: channels last, with lines of patches as channels.
+
+    The conversion of a channels-first X leaves out pixels that no tap reads.
+    """
+    converted = skip_unread_pixels(w) if w.input_layout == CHANNELS_FIRST else w
+    return fold_filter_row_into_channels(converted.to_channels_last())
 
 
 def compute_layout_usage(w: Conv, columns: Columns) -> ResourceUsage:
@@ -97,7 +101,10 @@ def mma_sync(s: Schedule, w: Conv, k: Knobs) -> Schedule:
     viewed_workload = view(w)
     config = declare_knobs(viewed_workload, k, stores_channels_first=w.output_layout == CHANNELS_FIRST)
     return build_channels_last_schedule(
-        w, lambda arguments: emit_kernels(viewed_workload, config, arguments), converts_output=False
+        w,
+        lambda arguments: emit_kernels(viewed_workload, config, arguments),
+        converts_output=False,
+        skips_unread_pixels=True,
     )
 
 
