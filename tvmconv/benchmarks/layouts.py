@@ -1,22 +1,28 @@
 """Compare convolutions channels first with the same convolutions channels last, ours and cuDNN's, in one run.
 
     tvmconv bench layouts conv2d:32x64x56x56,64x64x3x3,s1,p1,f16 --seconds 3 --device cuda:0 -o results
-    tvmconv bench layouts layers.txt --mixed --device cuda:0 -o results
+    tvmconv bench layouts resnet50.txt yolov8s.txt --mixed --device cuda:0 -o results
+    tvmconv bench layouts resnet50.txt yolov8s.txt -o results --update-page docs/tensor-cores.md
 
-Arguments are workloads, or files with one workload per line; their layout is replaced. Each layout is searched for the
-same time, and its log is DIR/layouts.jsonl, so that the same command continues. The fastest kernel of each layout and
-cuDNN's fastest algorithms of each layout are then timed in turn. After each layer, its line is printed, and
-DIR/layouts.md and layouts.json have all layers so far. × says how many times as fast the channels-first kernel is.
+Arguments are workloads, or files with one workload per line; their layout is replaced. Layers of several files are
+measured in turn, the first one of each file first. Each layout is searched for the same time, and its log is
+DIR/layouts.jsonl. The fastest kernel of each layout and cuDNN's fastest algorithms of each layout are then timed in
+turn. After each layer, its line is printed, and DIR/layouts.md and layouts.json have all layers so far. Layers that
+layouts.json has are not measured again, so that the same command continues, or prints the tables of a complete run
+without a device. × says how many times as fast the channels-first kernel is.
 """
 
 from __future__ import annotations
 
 import argparse
+import itertools
+import json
 import statistics
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import Any
 
 import tvmconv as tc
 from tvmconv.benchmarks.common import add_device, add_output, find_device, write_report
@@ -29,17 +35,24 @@ from tvmconv.errors import Error
 from tvmconv.experiments.provenance import describe_provenance
 from tvmconv.experiments.run import exceeds_cache
 from tvmconv.measure.timing_rounds import measure_in_rounds
+from tvmconv.measure.workers.pool import keep_workers_alive, prestart_workers
 from tvmconv.reports.tables import EMPTY_CELL, Table, format_micros, format_significant
+from tvmconv.search.options import TuneOptions
+from tvmconv.search.result import TuneResult
+from tvmconv.search.task_scheduler import tune_tasks
+from tvmconv.search.tune import ProgressCallback
 from tvmconv.verification import Problem
-from tvmconv.workloads import Conv
+from tvmconv.workloads import Conv, Workload
 from tvmconv.workloads.layout import CHANNELS_FIRST, CHANNELS_LAST, MIXED_LAYOUTS, UNIFORM_LAYOUTS
 from tvmconv.workloads.registry import as_workload
 
 ROUND_SECONDS = 0.04  # time of a kernel or of a library's call in each round
 NUM_ALGORITHMS = (0, None, 3)  # picks of cuDNN: by trials of all algorithms, by heuristics, by trials of the first 3
 LIBRARY = "cuDNN"
+OTHERS = "others"  # group of workloads that no file names
 
 Clock = Callable[[float], float]  # runs for about so many seconds, and returns the median seconds of a launch
+Search = tuple[Workload, Callable[[ProgressCallback], TuneResult]]  # a workload and its search
 
 
 @dataclass
@@ -50,6 +63,7 @@ class LayoutTimes:
     seconds: dict[str, float] = field(default_factory=dict)  # by layout, after `LIBRARY` for a library
     kernels: dict[str, str] = field(default_factory=dict)  # our fastest kernel by layout: schedule and config
     failures: list[str] = field(default_factory=list)
+    provenance: str = ""  # device, software and date
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
@@ -59,25 +73,65 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--mixed", action="store_true", help="Search the two mixed layouts as well.")
     text = "Search each layout for S seconds"
     options.add_option(parser, "--seconds", "S", text, type=options.parse_positive, default=3.0)
+    options.add_page(parser)
     add_device(parser)
     add_output(parser)
 
 
 def run(args: argparse.Namespace) -> int:
-    """Measure the layers one after another, and write the table after each."""
-    layers, device, measured = list_layers(args.workloads), find_device(args), list[LayoutTimes]()
+    """Measure the layers one after another, and write the tables after each."""
+    groups, layouts = list_groups(args.workloads), (*UNIFORM_LAYOUTS, *(MIXED_LAYOUTS if args.mixed else ()))
     args.out.mkdir(parents=True, exist_ok=True)
-    layouts = (*UNIFORM_LAYOUTS, *(MIXED_LAYOUTS if args.mixed else ()))
-    for number, w in enumerate(layers, 1):
-        times = measure_layer(w, layouts, device, args, f"{number} of {len(layers)}, {w.text}, ")
-        measured.append(times)
-        table, notes = make_layouts_table(measured, layouts), list_notes(measured)
-        notes.append(describe_provenance(device, args.command))
-        data = [vars(each) for each in measured]
-        write_report(args.out, "layouts", [table], notes, data, "Layouts")
+    layers, measured = list_in_turn([*groups.values()]), read_measured(args.out / "layouts.json")
+    remaining = [w for w in layers if w.text not in measured]
+    for times in measure_layers(remaining, layouts, args) if remaining else ():
+        measured[times.workload] = times
+        done = [measured[w.text] for w in layers if w.text in measured]
+        write_report(args.out, "layouts", *make_report(done, groups, layouts), "Layouts")
         output.print_intermediate(args, make_layouts_table([times], layouts, has_mean=False).format_markdown())
-    output.print_report(args, [table], notes, json_data=data)
-    return 1 if any(times.failures for times in measured) else 0
+    done = [measured[w.text] for w in layers if w.text in measured]
+    tables, notes, data = make_report(done, groups, layouts)
+    output.print_report(args, tables, notes, json_data=data)
+    options.update_page(args.page, "layouts", "\n\n".join([*(table.format_markdown() for table in tables), notes[-1]]))
+    return 1 if any(times.failures for times in done) else 0
+
+
+def make_report(
+    measured: Sequence[LayoutTimes], groups: Mapping[str, Sequence[Conv]], layouts: Sequence[str]
+) -> tuple[list[Table], list[str], list[dict[str, Any]]]:
+    """Return the tables, the notes, of which the last one is the provenance, and the data of layouts.json."""
+    tables = [make_layouts_table(measured, layouts)]
+    if len(groups) > 1:
+        tables.insert(0, make_groups_table(measured, groups))
+    provenance = "\n".join(dict.fromkeys(times.provenance for times in measured))
+    return tables, [*list_notes(measured), provenance], [vars(times) for times in measured]
+
+
+def read_measured(file: Path) -> dict[str, LayoutTimes]:
+    """Return the layers that an earlier run measured, by workload."""
+    if not file.exists():
+        return {}
+    measured = [LayoutTimes(**values) for values in json.loads(file.read_text(encoding="utf-8"))]
+    return {times.workload: times for times in measured}
+
+
+def list_groups(arguments: Sequence[str]) -> dict[str, list[Conv]]:
+    """Return the convolutions of each file by its name, and those named on their own by the name "others".
+
+    Raises:
+        UsageError: A workload is no convolution.
+    """
+    groups: dict[str, list[Conv]] = {}
+    for argument in arguments:
+        name = OTHERS if ":" in argument else Path(argument).stem
+        groups[name] = [*groups.get(name, ()), *list_layers([argument])]
+    return groups
+
+
+def list_in_turn(groups: Sequence[Sequence[Conv]]) -> list[Conv]:
+    """Return the convolutions of all groups: the first one of each, then the second one of each, ..."""
+    in_turn = itertools.chain.from_iterable(itertools.zip_longest(*groups))
+    return [*dict.fromkeys(w for w in in_turn if w is not None)]
 
 
 def list_layers(arguments: Sequence[str]) -> list[Conv]:
@@ -103,18 +157,45 @@ def convert_layout(w: Conv, layout: str) -> Conv:
     return type(w)(**{**vars(w), "layout": layout})
 
 
+def measure_layers(layers: Sequence[Conv], layouts: Sequence[str], args: argparse.Namespace) -> Iterator[LayoutTimes]:
+    """Search all layouts of each convolution, and yield its times; a search prepares the next one.
+
+    The worker processes of the searches start once.
+    """
+    device = find_device(args)
+    workloads: dict[Workload, float] = {convert_layout(w, layout): 1.0 for w in layers for layout in layouts}
+    tune_options = TuneOptions(seconds=args.seconds, log=args.out / "layouts.jsonl", measure_baseline=False)
+    with keep_workers_alive(starts_fork_server=True):
+        prestart_workers(tune_options.workers, [device])
+        searches = tune_tasks(workloads, [device], replace(tune_options, counts_from_ready_workers=True))
+        for number, w in enumerate(layers, 1):
+            heading = f"{number} of {len(layers)}, {w.text}, "
+            times = measure_layer(w, layouts, searches, device, heading)
+            times.provenance = describe_provenance(device, args.command)
+            yield times
+
+
 def measure_layer(
-    w: Conv, layouts: Sequence[str], device: Device, args: argparse.Namespace, heading: str
+    w: Conv, layouts: Sequence[str], searches: Iterator[Search], device: Device, heading: str
 ) -> LayoutTimes:
-    """Search all layouts of a convolution, then time the fastest kernels and the library's calls in turn."""
+    """Search all layouts of a convolution, then time the fastest kernels and the library's calls in turn.
+
+    Args:
+        w: The convolution, channels first.
+        layouts: Layouts that are searched.
+        searches: Searches, of which the next ones are those of this convolution.
+        device: Device to measure on.
+        heading: Beginning of progress lines.
+    """
     times, clocks = LayoutTimes(w.text), dict[str, Clock]()
     cold = exceeds_cache(w, device)
-    with ExitStack() as stack, progress_line(heading) as on_progress:
+    with ExitStack() as stack:
         for layout in layouts:
             try:
-                clocks[layout], times.kernels[layout] = search_layout(convert_layout(w, layout), device, cold, args)
+                clocks[layout], times.kernels[layout] = search_layout(*next(searches), device, cold)
             except Error as error:
                 times.failures.append(f"{layout}: {error}")
+        on_progress = stack.enter_context(progress_line(heading))
         for layout in UNIFORM_LAYOUTS:
             on_progress(f"{LIBRARY}, {layout}")
             try:
@@ -128,24 +209,16 @@ def measure_layer(
     return times
 
 
-def search_layout(w: Conv, device: Device, cold: bool, args: argparse.Namespace) -> tuple[Clock, str]:
-    """Search a convolution, and return the fastest kernel's clock and description."""
-    log = args.out / "layouts.jsonl"
+def search_layout(
+    w: Workload, search: Callable[[ProgressCallback], TuneResult], device: Device, cold: bool
+) -> tuple[Clock, str]:
+    """Search a convolution, which verifies kernels, and return the fastest kernel's clock and description."""
     with progress_line(f"{w.text}: ") as show:
-        tuned = tc.tune(
-            *(w,),
-            seconds=args.seconds,
-            log=log,
-            device=device,
-            measure_baseline=False,
-            progress=lambda status: show(format_progress(status)),
-        )
+        tuned = search(lambda progress: show(format_progress(progress)))
     if tuned.final is None:
         raise Error("the search found no kernel")
     record, problem = tuned.final, Problem(w)
     kernel = tc.build(w, record.schedule, config=record.config, device=device)
-    if not (verification := kernel.verify(problem)).ok:
-        raise Error(f"{record.schedule} is wrong by {verification.error:.2g}")
     knobs = " ".join(f"{name}={value}" for name, value in record.config.items())
     return lambda seconds: kernel.time(problem, cold=cold, seconds=seconds).median, f"{record.schedule} {knobs}"
 
@@ -195,6 +268,29 @@ def make_layouts_table(measured: Sequence[LayoutTimes], layouts: Sequence[str], 
         cells = [EMPTY_CELL if ratio is None else format_significant(ratio) for ratio in ratios]
         append_column(f"× {name}", cells, format_significant(statistics.geometric_mean(known)) if known else EMPTY_CELL)
     return Table([*columns], [*zip(*columns.values(), strict=True)], left_aligned=frozenset({"workload"}))
+
+
+def make_groups_table(measured: Sequence[LayoutTimes], groups: Mapping[str, Sequence[Conv]]) -> Table:
+    """Return the table of geometric means over the measured layers of each group.
+
+    The columns "slower" count layers whose channels-first kernel is slower.
+    """
+    names = (*(f"{LIBRARY} {layout}" for layout in UNIFORM_LAYOUTS), CHANNELS_LAST)
+    rows = []
+    for group, layers in groups.items():
+        texts = {w.text for w in layers}
+        times = [each for each in measured if each.workload in texts]
+        cells = [group, f"{len(times)} of {len(texts)}"]
+        for name in names:
+            ratios = [ratio for each in times if (ratio := _find_ratio(each.seconds, name)) is not None]
+            cells.append(format_significant(statistics.geometric_mean(ratios)) if ratios else EMPTY_CELL)
+            if name != CHANNELS_LAST:
+                cells.append(str(sum(ratio < 1 for ratio in ratios)))
+        rows.append(tuple(cells))
+    headings = ["layers of", "measured"]
+    for name in names:
+        headings += [f"× {name}"] if name == CHANNELS_LAST else [f"× {name}", f"slower than {name}"]
+    return Table(headings, rows, left_aligned=frozenset({"layers of"}))
 
 
 def _find_ratio(seconds: Mapping[str, float], name: str) -> float | None:

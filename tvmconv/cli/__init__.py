@@ -42,7 +42,10 @@ COMMANDS = (
     "completion",
 )
 # First words of the commands that search, and words with which they do not.
-SEARCH_COMMANDS, WORDS_WITHOUT_SEARCH = (("tune",), ("bench", "tune-suite")), ("-h", "--help", "--compare-only")
+SEARCH_COMMANDS, WORDS_WITHOUT_SEARCH = (
+    (("tune",), ("bench", "tune-suite"), ("bench", "layouts")),
+    ("-h", "--help", "--compare-only"),
+)
 COMPLETION_VARIABLE = "_ARGCOMPLETE"  # the shell function of argcomplete sets it
 # The 90,000 objects that TVM's modules create are never garbage. At Python's threshold of 700 new objects, the
 # collector would traverse them so often that it takes a fifth of a short command's time.
