@@ -73,6 +73,12 @@ def test_taps_share_halo_rows(text, config):
     assert len(kernel.kernels) == 1 + (max(w.kernel) > 1)  # the weight is converted once
 
 
+def test_1x1_filters_of_all_channel_blocks_are_multiplied():
+    for loader in (HALO, HALO_SMEM):
+        w = tc.parse("conv2d:1x48x5x5,16x48x1x1,s1,p0,f16")
+        assert emulate.error(built(w, loader | {"block_k_bytes": 32}).lowered_module, w) <= w.tolerance
+
+
 def test_a_search_starts_with_each_loader_that_serves_the_workload():
     for text, loaders in (
         ("conv2d:2x64x12x10,40x64x3x3,s1,p1,f16", ["converted", "halo", "halo_smem"]),
