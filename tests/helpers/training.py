@@ -14,7 +14,7 @@ from tvmconv.torch import functional
 from tvmconv.torch.conv_call import make_workload
 from tvmconv.torch.kernel_table import table
 from tvmconv.torch.kernels import AvailableKernel
-from tvmconv.torch.product_selection import make_entry
+from tvmconv.torch.product_task import make_entry
 
 FORMATS = {2: torch.channels_last, 3: torch.channels_last_3d}
 

@@ -13,7 +13,7 @@ from tvmconv.torch import normalization, training
 from tvmconv.torch.conv_call import FORWARD_STATS, STATS_IN_GRAPHS, make_workload
 from tvmconv.torch.conv_operators import convolution_stats
 from tvmconv.torch.kernel_table import TableEntry, table
-from tvmconv.torch.product_selection import ProductTask, collect_tasks
+from tvmconv.torch.product_task import ProductTask, collect_tasks
 from tvmconv.torch.signature import parse_signature
 from tvmconv.torch.trainable import list_layers, make_trainable
 

@@ -11,6 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from multiprocessing.connection import Connection, wait
 from pathlib import Path
+from typing import Any
 
 from tvmconv.compiler.executable import Executable
 from tvmconv.deadline import Deadline
@@ -59,6 +60,34 @@ class BuilderResult:
     seconds: float = 0.0  # wall time of the build
 
 
+@dataclass(frozen=True)
+class BuilderCall:
+    """A job that calls a function in a builder process, whose loaded schedules and libraries it uses.
+
+    The answer is a `BuilderCallResult`. The function has to be at the top level of an importable module.
+    """
+
+    function: Callable[..., Any]
+    arguments: tuple[Any, ...]
+
+    def run(self) -> BuilderCallResult:
+        """Call the function."""
+        try:
+            return BuilderCallResult(self.function(*self.arguments))
+        except MemoryError:
+            raise
+        except Exception as error:  # a schedule is user code
+            return BuilderCallResult(None, describe_error(error))
+
+
+@dataclass(frozen=True)
+class BuilderCallResult:
+    """The result of a `BuilderCall`."""
+
+    value: Any
+    error: str = ""  # description of the exception that was raised; "" for none
+
+
 def build_executable(
     setup: BuilderSetup, schedule_name: str, config: Config, workload: Workload | None = None
 ) -> BuilderResult:
@@ -99,7 +128,8 @@ def build_executable(
 def main(connection: Connection) -> None:
     """Serve builds: answer each `BuilderSetup` with None or an error text, and each job with a `BuilderResult`.
 
-    A job is a tuple of schedule name, config and optional workload. A new setup applies to all later jobs.
+    A job is a tuple of schedule name, config and optional workload, or a `BuilderCall`, which is answered with a
+    `BuilderCallResult`. A new setup applies to all later jobs.
     """
     setup, initial_bytes, message_stream = None, 0, iterate_messages(connection)
     preload_compilers()
@@ -122,7 +152,8 @@ def main(connection: Connection) -> None:
             continue
         assert setup
         try:
-            connection.send(build_executable(setup, *message))
+            is_call = isinstance(message, BuilderCall)
+            connection.send(message.run() if is_call else build_executable(setup, *message))
             continue
         except MemoryError:
             pass  # leaving the handler frees the build's memory; the process may still stay short of memory, so it ends
@@ -172,9 +203,17 @@ class BuilderPool:
         """Queue a build, whose result `poll` returns with the tag; the workload is that of the setup by default."""
         self._queued_jobs.append(Job(tag, (schedule, config, workload)))
 
-    def poll(self) -> list[tuple[int, BuilderResult]]:
-        """Send queued builds to the processes, and return tags and results of builds that ended since the last call."""
-        results: list[tuple[int, BuilderResult]] = []
+    def submit_call(self, tag: int, call: BuilderCall) -> None:
+        """Queue a call, whose `BuilderCallResult` `poll` returns with the tag."""
+        self._queued_jobs.append(Job(tag, call))
+
+    def poll(self) -> list[tuple[int, Any]]:
+        """Send queued jobs to the processes, and return tags and results of jobs that ended since the last call.
+
+        Results are of the type `BuilderResult`, or `BuilderCallResult` for calls. A call that ended its process results
+        in a `BuilderResult` with the error.
+        """
+        results: list[tuple[int, Any]] = []
         for builder in self._builders:
             for job, answer in builder.poll():
                 if isinstance(answer, ExitInfo):

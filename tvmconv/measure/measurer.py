@@ -191,7 +191,7 @@ class Measurer:
                 self._setup,
                 builder_pool,
                 runners,
-                _collect_versions(self._device),
+                collect_versions(self._device),
                 self._phase_means,
                 self._control_candidate,
             )
@@ -250,7 +250,8 @@ def _find_common_device(endpoints: Sequence[Device | Runner]) -> Device:
     return first
 
 
-def _collect_versions(device: Device) -> dict[str, str]:
+def collect_versions(device: Device) -> dict[str, str]:
+    """Return the versions of the software that builds and runs kernels for a device."""
     versions = {"tvmconv": VERSION, "tvm": metadata.version("apache-tvm")}
     if device.kind != "cuda":
         return {**versions, "pyopencl": metadata.version("pyopencl")}

@@ -293,7 +293,7 @@ class MeasurePipeline:
             runner_result=runner_result,
             seconds=entry.builder_result.seconds + runner_result.seconds,
             timestamp=time.time(),
-            resources=_collect_resources(entry.builder_result.executable),
+            resources=collect_resources(entry.builder_result.executable),
             versions=self._versions,
             is_final=entry.candidate.is_final,
         )
@@ -306,7 +306,7 @@ def format_target(device: Device) -> str:
     return f"{device.kind} -arch={device.arch}" if device.arch else device.kind
 
 
-def _collect_resources(executable: Executable | None) -> dict[str, int]:
+def collect_resources(executable: Executable | None) -> dict[str, int]:
     """Return `MeasureResult.resources` of an executable: the maximum over its device functions."""
     if executable is None:
         return {}

@@ -70,7 +70,7 @@ def search(
         schedule.check_runs_on(device.kind, device.arch, device.text)
     device.check_dtypes(workload.argument_dtypes)
     options.check_tuner()
-    _check_writable(Path(options.log))
+    check_writable(Path(options.log))
     session = _SearchSession(workload, selection, devices, options, prefetcher or SearchPrefetcher(), prepare_next)
     session.load_history()
     seconds, phases, built_candidates = session.run_trials(started_at, on_progress)
@@ -81,7 +81,7 @@ def search(
     return TuneResult(session.progress, final, phases, seconds, reference, skipped_phases, built_candidates)
 
 
-def _check_writable(log: Path) -> None:
+def check_writable(log: Path) -> None:
     """Raise Error if records cannot be appended to the log, before any config is measured."""
     with translate_os_errors(log, "write"):
         if log.exists() and not log.is_file():  # records in a pipe or in /dev/null could not be read again

@@ -21,6 +21,7 @@ from tvmconv.deadline import Deadline
 from tvmconv.devices import Device
 from tvmconv.errors import Error, ScheduleError
 from tvmconv.logs.candidates import TUNED, Candidate, iterate_candidates
+from tvmconv.logs.log import Log
 from tvmconv.logs.packaged import packaged_logs
 from tvmconv.logs.ranking import DeviceMatch, RecordIndex, list_log_files
 from tvmconv.logs.record import Record
@@ -30,6 +31,7 @@ from tvmconv.measure.serialization import encode_executable
 from tvmconv.measure.workers.pool import keep_workers_alive, prestart_workers, resolve_num_workers
 from tvmconv.search.options import TuneOptions
 from tvmconv.search.result import SkippedPhase, TuneResult
+from tvmconv.search.search import check_writable
 from tvmconv.search.task_scheduler import tune_tasks
 from tvmconv.search.time_budget import sort_by_cost
 from tvmconv.space import Config
@@ -103,35 +105,57 @@ class KernelProvider:
     ) -> None:
         self.device, self.torch_device = device, torch_device
         self._packs_in_each_call = packs_in_each_call
-        self._log, self._on_progress = log, on_progress
+        self._log, self.report_progress = log, on_progress
         self.available: dict[str, list[AvailableKernel]] = {}  # by the workload's text, the most promising first
         self.failure_reasons: dict[str, str] = {}  # reasons why workloads have no kernel
         self.unsearched_workloads: list[str] = []  # texts of workloads for whose search no time was left
         self._record_index: RecordIndex | None = None  # of the log and the packaged logs, once they were read
+        self._derived: Collection[str] = ()  # texts of workloads that take the configs of others
         self._built_programs: dict[str, Executable] = {}  # results of searches by `_config_key`
 
     def find_kernels(
-        self, counts: Mapping[str, float], deadline: Deadline | None, derived: Collection[str] = ()
+        self,
+        counts: Mapping[str, float],
+        deadline: Deadline | None,
+        derived: Collection[str] = (),
+        *,
+        searches: bool = True,
     ) -> None:
         """Build kernels for each workload: the fastest one measured on this device, or several promising ones.
 
         `counts` are the numbers of layers by workload text, or weights that replace them. The deadline is that of the
         search for workloads that the log does not cover, and of all builds; the most expensive workloads come first.
         One kernel per workload may still be built until its cut-off. Without a deadline there is no search and no
-        limit. The workloads `derived` are not searched: they take configs of the same workloads with other epilogues,
-        whose searches come before. Raises Error if the log cannot be read or written, or does not exist and there is no
-        search.
+        limit. Workloads that have kernels of `add_searched_kernel` get no others. The workloads `derived` take the
+        fastest config of the same workload without its epilogue, if it was measured. Raises Error if the log cannot be
+        read or written, or does not exist and there is no search.
         """
+        self._derived = frozenset(derived)
         workloads = {parse(text): count for text, count in counts.items()}
         with keep_workers_alive():
-            if deadline is not None:
-                searched = {workload: count for workload, count in workloads.items() if workload.text not in derived}
-                self._search_workloads(searched, deadline)
+            if deadline is not None and searches:
+                self._search_workloads(workloads, deadline)
                 self._record_index = None  # the search has appended records
             record_index = self.read_record_index(deadline)
-            self._build_candidates(sort_by_cost(workloads, self.device), record_index, deadline)
+            remaining = [each for each in sort_by_cost(workloads, self.device) if each.text not in self.available]
+            self._build_candidates(remaining, record_index, deadline)
             if self._packs_in_each_call:
-                self._build_alternatives(sort_by_cost(workloads, self.device), record_index, deadline)
+                self._build_alternatives(remaining, record_index, deadline)
+
+    def add_searched_kernel(self, workload: Workload, schedule_name: str, config: Config, program: Executable) -> None:
+        """Add a kernel that a search has found, behind those that were added before, and store it in the cache."""
+        kernel_cache.store(workload, registry.find_schedule(workload, schedule_name), config, self.device, program)
+        self._add_kernel(workload, schedule_name, TUNED, program)
+
+    def open_log(self) -> Log:
+        """Return the log to which a search appends; raise Error if it cannot be written."""
+        self._log = DEFAULT_LOG if self._log is None else self._log
+        check_writable(Path(self._log))
+        return Log(self._log)
+
+    def forget_record_index(self) -> None:
+        """Read the logs again when they are needed next, because a search has appended records."""
+        self._record_index = None
 
     def read_record_index(self, deadline: Deadline | None) -> RecordIndex:
         """Return the records of the log and of the packaged logs; with a deadline, the log need not exist."""
@@ -166,12 +190,12 @@ class KernelProvider:
             prefix = f"{number} of {len(workloads)}: {workload.text}"
             try:
                 result = search(
-                    lambda progress, prefix=prefix: self._on_progress(  # type: ignore[misc]
+                    lambda progress, prefix=prefix: self.report_progress(  # type: ignore[misc]
                         f"{prefix}: {progress.num_trials:,} configs, {search_deadline.remaining_seconds:.0f} s left"
                     )
                 )
             except ScheduleError as error:  # no schedule computes it on this device
-                self._on_progress(f"{prefix}: {error}")
+                self.report_progress(f"{prefix}: {error}")
             else:
                 self._keep_search_result(workload, result)
 
@@ -255,7 +279,7 @@ class KernelProvider:
         results = build_all(
             [BuilderInput(workload, candidate.schedule, candidate.config) for workload, candidate in batch],
             self.device,
-            on_progress=lambda num_built: self._on_progress(f"{num_built} of {len(batch)} kernels built"),
+            on_progress=lambda num_built: self.report_progress(f"{num_built} of {len(batch)} kernels built"),
             deadline=deadline,
             num_needed=len({workload for workload, _ in batch}),
         )
@@ -308,7 +332,8 @@ class KernelProvider:
             first = next(candidates, None)
             if first is None:
                 return []
-            if first.config_source == TUNED and self._find_measured_record(workload, record_index):
+            is_derived = workload.text in self._derived and first.config_source.startswith(TUNED)
+            if is_derived or (first.config_source == TUNED and self._find_measured_record(workload, record_index)):
                 return [first]
             others = (candidate for candidate in candidates if candidate.config_source != TUNED)
             return [first, *islice(others, MAX_CANDIDATES - 1)]

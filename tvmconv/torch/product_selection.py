@@ -8,130 +8,31 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
 
 import torch
 
+from tvmconv.arithmetic import ceil_div
 from tvmconv.deadline import Deadline
-from tvmconv.errors import Error, WorkloadError
-from tvmconv.measure.workers.pool import keep_workers_alive, prestart_workers
+from tvmconv.errors import Error
+from tvmconv.measure.workers import pool
+from tvmconv.measure.workers.pool import keep_workers_alive, resolve_num_workers
 from tvmconv.target import UNKNOWN_TARGET
-from tvmconv.torch.conv_call import (
-    DGRAD,
-    FORWARD,
-    FORWARD_BIAS,
-    FORWARD_STATS,
-    STATS_IN_GRAPHS,
-    WGRAD,
-    ConvCall,
-    compute_output_strides,
-    make_workload,
-)
-from tvmconv.torch.conv_operators import (
-    compute_dgrad_by_pytorch,
-    compute_wgrad_by_pytorch,
-    convolve_by_pytorch,
-    run_forward,
-    run_forward_with_stats,
-    run_with_stats,
-)
-from tvmconv.torch.kernel_table import RecordedCall, TableEntry, table
-from tvmconv.torch.kernels import AvailableKernel, KernelProvider
-from tvmconv.torch.normalization import NormalizationExample, compute_stats_error
+from tvmconv.torch.conv_call import FORWARD, FORWARD_STATS, STATS_IN_GRAPHS
+from tvmconv.torch.conv_operators import run_forward, run_forward_with_stats, run_with_stats
+from tvmconv.torch.kernel_table import TableEntry, table
+from tvmconv.torch.kernels import BUILD_SECONDS, AvailableKernel, KernelProvider
+from tvmconv.torch.normalization import NormalizationExample
+from tvmconv.torch.product_search import ProductSearch, describe_failure, list_kept_kernels
+from tvmconv.torch.product_task import Operands, ProductTask, check_kernel, make_entry
 from tvmconv.torch.report import PYTORCH_NAME
-from tvmconv.torch.rounding import MEAN_TRUNCATION_LOSS
-from tvmconv.torch.selection import (
-    NO_TIME_REASON,
-    TOLERANCE_FACTOR,
-    ChooseMode,
-    compute_relative_error,
-    kernels_deadline,
-)
-from tvmconv.torch.signature import ConvSignature, parse_signature
+from tvmconv.torch.selection import NO_TIME_REASON, ChooseMode, kernels_deadline
 from tvmconv.torch.timing import CallTimingCache
 from tvmconv.torch.training_report import ProductReport
-from tvmconv.workloads import dtypes
-from tvmconv.workloads.conv_operator import ConvOperator
 
 PYTORCH_TIMING_FRACTION = 0.2  # of the time until the deadline, for PyTorch's times, which order the searches
 CLOSE_RATIO = 0.1  # relative difference of two times below which both are measured again, one after the other
-NUM_PROBES = 64  # elements of an operand that are not zero when a kernel's rounding is tested
-
-Operands = tuple[torch.Tensor, torch.Tensor, "torch.Tensor | None"]
-
-
-@dataclass
-class ProductTask:
-    """A product of one or more recorded convolutions, with PyTorch's time and the kernel that was selected."""
-
-    product: str
-    example: RecordedCall  # one of the calls
-    paths: list[str] = field(default_factory=list)  # of all calls
-    workload: ConvOperator | None = None
-    reason: str = ""
-    pytorch_seconds: float | None = None
-    tvmconv_seconds: float | None = None
-    entry: TableEntry | None = None  # of the selected kernel
-
-    @property
-    def call(self) -> ConvCall:
-        """Shapes, options, dtype, layout and device of the convolution."""
-        return self.example.call
-
-    @property
-    def name(self) -> str:
-        """Text that tells the task from others in a cache of times."""
-        strides = self.example.x_stride, self.example.weight_stride, self.example.bias_dtype
-        return f"{self.product} {self.workload.text if self.workload else ''} {strides}"
-
-    def make_operands(self) -> Operands:
-        """Return random operands in the order of PyTorch's operator."""
-        call = self.call
-        y_stride = compute_output_strides(call.output_shape, call.channels_last)
-        x = (call.x_shape, self.example.x_stride)
-        weight = (call.weight_shape, self.example.weight_stride)
-        dy = (call.output_shape, y_stride)
-        shapes = {DGRAD: (dy, weight), WGRAD: (dy, x)}.get(self.product, (x, weight))
-        first, second = (_make_random(shape, stride, call) for shape, stride in shapes)
-        if self.product != FORWARD_BIAS:
-            return first, second, None
-        bias = torch.randn(call.output_shape[1], dtype=self.example.bias_dtype, device=call.device)
-        return first, second, bias
-
-    def run_by_pytorch(self, operands: Operands) -> torch.Tensor:
-        """Compute the product by PyTorch."""
-        first, second, bias = operands
-        if self.product == DGRAD:
-            return compute_dgrad_by_pytorch(self.call, first, second)
-        if self.product == WGRAD:
-            return compute_wgrad_by_pytorch(self.call, first, second)
-        return convolve_by_pytorch(self.call, first, second, bias)
-
-
-def _make_random(shape: Sequence[int], stride: Sequence[int], call: ConvCall) -> torch.Tensor:
-    if any(step == 0 and size > 1 for step, size in zip(stride, shape, strict=True)):  # an expanded tensor
-        stride = compute_output_strides(shape, call.channels_last)
-    return torch.empty_strided(tuple(shape), tuple(stride), dtype=call.dtype, device=call.device).normal_()
-
-
-def collect_tasks(calls: Sequence[RecordedCall]) -> list[ProductTask]:
-    """Return the distinct products of recorded calls, in the order of the calls."""
-    tasks: dict[tuple[str, ConvCall], ProductTask] = {}
-    for recorded in calls:
-        forward = FORWARD if recorded.bias_dtype is None else FORWARD_BIAS
-        stats = [FORWARD_STATS] if recorded.is_normalized and recorded.bias_dtype is None else []
-        gradients = [DGRAD] * recorded.needs_dgrad + [WGRAD] * recorded.needs_wgrad
-        products = [forward, *stats, *gradients]
-        for product in products:
-            task = tasks.setdefault((product, recorded.call), ProductTask(product, recorded))
-            task.paths.append(recorded.path)
-    for task in tasks.values():
-        try:
-            task.workload = make_workload(task.product, task.call)
-        except WorkloadError as error:
-            task.reason = str(error)
-    return list(tasks.values())
 
 
 class ProductSelector:
@@ -150,17 +51,22 @@ class ProductSelector:
     def select(self, tasks: Sequence[ProductTask]) -> None:
         """Select what computes each product, and install the selected kernels."""
         supported = [task for task in tasks if task.workload is not None]
+        derived = [task.workload.text for task in supported if task.workload and task.product == FORWARD_STATS]
+        timings = self._iterate_pytorch_timings([task for task in supported if task.product != FORWARD_STATS])
         try:
             with keep_workers_alive():
-                if self._deadline and self._provider.torch_device.type == "cuda":
-                    prestart_workers(None, [self._provider.device])  # they start while PyTorch is timed
-                self._time_pytorch(supported)
-                weights = self._compute_weights(supported)
-                search_deadline = self._deadline and kernels_deadline(
-                    len(weights), self._provider.torch_device, self._deadline
+                deadline = self._deadline and kernels_deadline(
+                    len(supported), self._provider.torch_device, self._deadline
                 )
-                derived = [task.workload.text for task in supported if task.workload and task.product == FORWARD_STATS]
-                self._provider.find_kernels(weights, search_deadline, derived)
+                if deadline is not None and supported:
+                    num_waves = ceil_div(len(derived), resolve_num_workers(None))
+                    search_deadline = deadline.reserve_seconds(
+                        min(num_waves * BUILD_SECONDS, deadline.remaining_seconds / 2)
+                    )
+                    self._search(supported, search_deadline, timings)
+                for _ in timings:
+                    pass
+                self._provider.find_kernels(self._compute_weights(supported), deadline, derived, searches=False)
             self._timing_cache.is_awake = False
             # Products with statistics are compared with forward passes, which are selected before them.
             for task in sorted(
@@ -171,8 +77,29 @@ class ProductSelector:
         finally:
             self._timing_cache.save()
 
-    def _time_pytorch(self, tasks: Sequence[ProductTask]) -> None:
-        """Time the products with PyTorch, the most expensive ones first; a part of the time is reserved for that."""
+    def _search(self, tasks: Sequence[ProductTask], deadline: Deadline, timings: Iterator[None]) -> None:
+        """Search kernels, and give them to the provider; PyTorch is timed while the first ones are built."""
+        provider = self._provider
+        log = provider.open_log()
+        pool.shared.prestart(pool.BUILDER_MODULE, pool.BUILDER_MODULE, resolve_num_workers(None))
+        search = ProductSearch(
+            [task for task in tasks if task.product != FORWARD_STATS],
+            *(provider.device, provider.torch_device, log, provider.read_record_index(self._deadline)),
+            *(deadline, provider.report_progress),
+        )
+        search.run(timings)
+        for product in search.products:
+            kernels = list_kept_kernels(product)
+            for kernel in kernels:
+                provider.add_searched_kernel(product.workload, *kernel.config, kernel.program)
+            if not product.num_trials:
+                provider.unsearched_workloads.append(product.workload.text)
+            if not kernels:
+                provider.failure_reasons[product.workload.text] = describe_failure(product)
+        provider.forget_record_index()
+
+    def _iterate_pytorch_timings(self, tasks: Sequence[ProductTask]) -> Iterator[None]:
+        """Time a product with PyTorch in each step, the most expensive ones first; a part of the time is reserved."""
         deadline = Deadline()
         if self._deadline:
             deadline = self._deadline.reserve_seconds((1 - PYTORCH_TIMING_FRACTION) * self._deadline.remaining_seconds)
@@ -186,6 +113,7 @@ class ProductSelector:
                 )
             except RuntimeError as error:  # for example, no memory
                 task.reason = str(error).splitlines()[0]
+            yield
 
     def _estimate_seconds(self, task: ProductTask) -> float:
         target = self._provider.device.target or UNKNOWN_TARGET
@@ -255,17 +183,11 @@ class ProductSelector:
         """Check and time a kernel, and keep it if it is the fastest so far."""
         try:
             entry = make_entry(kernel)
-            result, stats = run_with_stats(task.product, task.call, entry, *operands)
-            error = compute_relative_error(result, expected)
-            if stats is not None:
-                error += compute_stats_error(stats, result)
+            _, problem = check_kernel(task, entry, operands, expected)
         except (Error, RuntimeError) as failure:
-            task.reason = task.reason or str(failure).splitlines()[0]
-            return
-        assert task.workload is not None
-        tolerance = TOLERANCE_FACTOR * task.workload.tolerance
-        if not error <= tolerance:
-            task.reason = task.reason or f"the kernel's result differs by {error:.1e}, more than {tolerance:.1e}"
+            problem = str(failure).splitlines()[0]
+        if problem:
+            task.reason = task.reason or problem
             return
         seconds = self._compare(task, kernel, entry, operands)
         if task.tvmconv_seconds is None or seconds < task.tvmconv_seconds:
@@ -323,40 +245,6 @@ class ProductSelector:
             task.pytorch_seconds = self._timing_cache.measure(pytorch_name, lambda: task.run_by_pytorch(operands))
             seconds = self._timing_cache.measure(name, run_kernel)
         return seconds
-
-
-def make_entry(kernel: AvailableKernel) -> TableEntry:
-    """Return the table's entry of a kernel; raise DeviceError if the kernel cannot be loaded."""
-    signature = parse_signature(kernel.workload_text)
-    compensation = 1.0
-    if signature.workload.dtype == dtypes.TF32.name:
-        # The relative losses of both operands add up in the products.
-        compensation += MEAN_TRUNCATION_LOSS * sum(_is_truncated(signature, kernel, index) for index in range(2))
-    return TableEntry(kernel.name, signature, kernel.launcher, kernel.schedule, kernel.config_source, compensation)
-
-
-def _is_truncated(signature: ConvSignature, kernel: AvailableKernel, operand_index: int) -> bool:
-    """Return whether a TF32 kernel truncates an operand; others round it, or compute in float32.
-
-    The operand is constant, and the other one has a few ones. The products of ones with a number slightly above a TF32
-    number sum to those with the TF32 number if the kernel truncates.
-    """
-    device, shapes = kernel.torch_device, (signature.x_shape, signature.weight_shape)
-    probe = torch.zeros(shapes[1 - operand_index], device=device)
-    step = max(1, probe.numel() // NUM_PROBES)
-    probe.view(-1)[step // 2 :: step] = 1
-    stats = {"stats": torch.empty(2, signature.output_shape[1], device=device)} if signature.takes_stats else {}
-    bias = torch.zeros(signature.output_shape[1], device=device) if signature.takes_bias else None
-
-    def compute_sums(value: float) -> torch.Tensor:
-        operands = [probe, torch.full(shapes[operand_index], value, device=device)]
-        first, second = operands if operand_index else reversed(operands)
-        first, second = signature.to_input_layout(first), signature.to_input_layout(second)
-        return kernel.launcher(first, second, bias, None, **stats).double()
-
-    sums, larger_sums = compute_sums(0.25), compute_sums(0.25 * (1 + 2.0**-11 + 2.0**-12))
-    position = int(sums.flatten().argmax())
-    return float(larger_sums.flatten()[position] / sums.flatten()[position]) < 1 + 2.0**-12
 
 
 def make_reports(tasks: Sequence[ProductTask]) -> tuple[ProductReport, ...]:

@@ -21,7 +21,8 @@ from tvmconv.torch.device_match import find_common_device, find_device_for
 from tvmconv.torch.functional import record_calls
 from tvmconv.torch.kernel_table import RecordedCall, table
 from tvmconv.torch.kernels import make_training_provider
-from tvmconv.torch.product_selection import ProductTask, collect_tasks, fill_table, make_reports
+from tvmconv.torch.product_selection import fill_table, make_reports
+from tvmconv.torch.product_task import ProductTask, collect_tasks
 from tvmconv.torch.report import PYTORCH_NAME
 from tvmconv.torch.selection import ChooseMode, validate_choice
 from tvmconv.torch.timing import time_call

@@ -23,7 +23,8 @@ from tvmconv.torch.device_match import find_device_for
 from tvmconv.torch.functional import convolve, convolve_by_operator, convolve_with_stats_by_operator, record_calls
 from tvmconv.torch.kernel_table import RecordedCall, table
 from tvmconv.torch.kernels import make_training_provider
-from tvmconv.torch.product_selection import collect_tasks, fill_table, make_reports
+from tvmconv.torch.product_selection import fill_table, make_reports
+from tvmconv.torch.product_task import collect_tasks
 from tvmconv.torch.selection import ChooseMode
 from tvmconv.torch.shape_recorder import ShapeRecorder
 from tvmconv.torch.training import can_return_stats
