@@ -26,7 +26,9 @@ from tvmconv.torch.launch import make_context_current
 
 VECTOR_BYTES = 16  # largest access of a thread
 MAX_COLUMNS = 32  # threads of a CTA with different channels: 512 contiguous bytes of a row
-CTAS_PER_MULTIPROCESSOR = 2  # of the kernels that read the arrays
+# CTAs per multiprocessor of the kernels that read the arrays, as far as their registers suffice.
+STATS_CTAS, APPLY_CTAS, GRADIENT_CTAS = 4, 3, 2
+MIN_PDL_CAPABILITY = (9, 0)  # of GPUs on which a kernel starts while the previous one ends
 
 
 @dataclass(frozen=True)
@@ -39,13 +41,13 @@ class _Grid:
     grid: tuple[int, int]  # CTAs along the channels, and along the rows
 
     @classmethod
-    def for_tensor(cls, x: torch.Tensor, vector: int) -> _Grid:
+    def for_tensor(cls, x: torch.Tensor, vector: int, ctas_per_multiprocessor: int) -> _Grid:
         """Return the division of a tensor, such that all CTAs run at the same time."""
         channels = x.shape[1]
         vectors = channels // vector
         num_groups = ceil_div(vectors, MAX_COLUMNS)
         columns, rows = ceil_div(vectors, num_groups), x.numel() // channels
-        num_ctas = CTAS_PER_MULTIPROCESSOR * torch.cuda.get_device_properties(x.device).multi_processor_count
+        num_ctas = ctas_per_multiprocessor * torch.cuda.get_device_properties(x.device).multi_processor_count
         max_parts = ceil_div(rows, ROWS_IN_FLIGHT * (THREADS // columns))
         return cls(rows, channels, columns, (num_groups, max(1, min(num_ctas // num_groups, max_parts))))
 
@@ -69,7 +71,8 @@ class _Grid:
 def compute_stats(x: torch.Tensor) -> torch.Tensor:
     """Return mean and biased variance of each channel, of shape (2, channels), in float32."""
     vector = _count_vector_elements(x)
-    kernels, grid = _load_kernels(x.device, x.dtype, "", vector, False, False), _Grid.for_tensor(x, vector)
+    kernels = _load_kernels(x.device, x.dtype, "", vector, False, False)
+    grid = _Grid.for_tensor(x, vector, STATS_CTAS)
     stats = torch.empty(2, grid.channels, dtype=torch.float32, device=x.device)
     workspace = grid.allocate_workspace(x)
     kernels.launch("sum_elements", grid.launch, [x, workspace, grid.rows, grid.channels])
@@ -90,7 +93,7 @@ def apply(
     """Return activation(normalized x + residual)."""
     vector = _count_vector_elements(x, residual)
     kernels = _load_kernels(x.device, x.dtype, activation, vector, residual is not None, False)
-    grid, z = _Grid.for_tensor(x, vector), torch.empty_like(x)
+    grid, z = _Grid.for_tensor(x, vector, APPLY_CTAS), torch.empty_like(x)
     kernels.launch("apply", grid.launch, [x, residual, z, stats, weight, bias, grid.rows, grid.channels, eps])
     return z
 
@@ -119,7 +122,7 @@ def differentiate(
     """
     vector = _count_vector_elements(x, residual, *gradients)
     kernels = _load_kernels(x.device, x.dtype, activation, vector, residual is not None, len(gradients) > 1)
-    grid, dx = _Grid.for_tensor(x, vector), torch.empty_like(x)
+    grid, dx = _Grid.for_tensor(x, vector, GRADIENT_CTAS), torch.empty_like(x)
     dresidual = None if residual is None else torch.empty_like(x)
     parameter_gradients = torch.empty(2, grid.channels, dtype=torch.float32, device=x.device)
     workspace = grid.allocate_workspace(x)
@@ -148,13 +151,15 @@ class _Kernels:
     def __init__(self, device: torch.device, cubin: nvrtc.Cubin) -> None:
         self._device = device
         self._functions = {name: CudaFunction(cubin.image, name) for name in cubin.kernels}
+        self._uses_pdl = torch.cuda.get_device_capability(device) >= MIN_PDL_CAPABILITY
 
     def launch(self, name: str, shape: LaunchConfig, parameters: Sequence[torch.Tensor | int | float | None]) -> None:
         """Queue a kernel on the current stream."""
         stream = torch.cuda.current_stream(self._device).cuda_stream
         with torch.cuda.device(self._device):
             make_context_current(torch.cuda.current_device())
-            self._functions[name].launch(shape, [_encode(parameter) for parameter in parameters], stream)
+            values = [_encode(parameter) for parameter in parameters]
+            self._functions[name].prepare_launch(shape, values, stream, use_pdl=self._uses_pdl)()
 
 
 @functools.cache

@@ -15,13 +15,15 @@ the same bits in each run.
 The gradients are those of Ioffe and Szegedy, "Batch Normalization", 2015. The gradient of z may be the sum of two
 arrays. The activation's derivative is computed from x and the residual again, which takes less time than to read z.
 Kernels that read what a previous one has just read take the rows in reverse order, because the last ones are still in
-the L2 cache.
+the L2 cache. Most tensors of a network are so small that launches take as long as their bytes. From sm_90 on, each
+kernel therefore starts while the one before it on the stream ends, and waits for its end before it reads memory.
 """
 
 from __future__ import annotations
 
 THREADS = 256  # largest number of threads of a CTA
 ROWS_IN_FLIGHT = 4  # rows that a thread loads before it computes
+STATS_ROWS_IN_FLIGHT = 8  # the same where it loads one array and has registers left
 COMBINED_CHANNELS, COMBINING_THREADS = 32, 32  # channels of a CTA that adds up a workspace, and its threads for each
 
 # Activations of u, and their derivatives.
@@ -56,6 +58,14 @@ __device__ Element narrow(float x) { Element y; asm("cvt.rn.bf16.f32 %0, %1;" : 
 }
 
 COMMON = """
+// Wait for the end of the previous kernel on the stream, and let the next one start. Source: PTX ISA, "griddepcontrol".
+__device__ void begin() {
+#if __CUDA_ARCH__ >= 900
+  asm volatile("griddepcontrol.wait;" ::: "memory");
+  asm volatile("griddepcontrol.launch_dependents;");
+#endif
+}
+
 struct alignas(VECTOR * sizeof(Element)) Vector { Element values[VECTOR]; };
 
 struct Affine {  // u = scale * (x - mean) + bias, for the channels of a thread
@@ -121,18 +131,19 @@ __device__ float2 combine_sums(const float* workspace, int parts, int channels, 
 KERNELS = """
 extern "C" __global__ void __launch_bounds__(THREADS)
 sum_elements(const Element* x, float* workspace, int rows, int channels) {
+  begin();
   int first = (blockIdx.x * blockDim.x + threadIdx.x) * VECTOR, step = gridDim.y * blockDim.y;
   float sums[2][VECTOR] = {}, shift[VECTOR];
   if (first < channels) {
     Vector first_row = load(x, first);
     for (int i = 0; i < VECTOR; ++i) shift[i] = widen(first_row.values[i]);
-    for (int row = blockIdx.y * blockDim.y + threadIdx.y; row < rows; row += ROWS_IN_FLIGHT * step) {
-      Vector xs[ROWS_IN_FLIGHT];
+    for (int row = blockIdx.y * blockDim.y + threadIdx.y; row < rows; row += STATS_ROWS_IN_FLIGHT * step) {
+      Vector xs[STATS_ROWS_IN_FLIGHT];
 #pragma unroll
-      for (int j = 0; j < ROWS_IN_FLIGHT; ++j)
+      for (int j = 0; j < STATS_ROWS_IN_FLIGHT; ++j)
         xs[j] = load(x, (size_t)min(row + j * step, rows - 1) * channels + first);
 #pragma unroll
-      for (int j = 0; j < ROWS_IN_FLIGHT; ++j) {
+      for (int j = 0; j < STATS_ROWS_IN_FLIGHT; ++j) {
         if (row + j * step >= rows) break;
         for (int i = 0; i < VECTOR; ++i) {
           float difference = widen(xs[j].values[i]) - shift[i];
@@ -147,6 +158,7 @@ sum_elements(const Element* x, float* workspace, int rows, int channels) {
 
 extern "C" __global__ void finish_stats(const Element* x, const float* workspace, float* stats, int parts, int rows,
                                         int channels) {
+  begin();
   int channel = blockIdx.x * COMBINED_CHANNELS + threadIdx.x;
   float2 sums = combine_sums(workspace, parts, channels, min(channel, channels - 1));
   if (threadIdx.y || channel >= channels) return;
@@ -158,6 +170,7 @@ extern "C" __global__ void finish_stats(const Element* x, const float* workspace
 extern "C" __global__ void __launch_bounds__(THREADS)
 apply(const Element* x, const Element* residual, Element* z, const float* stats, const float* weight, const float* bias,
       int rows, int channels, float eps) {
+  begin();
   int first = (blockIdx.x * blockDim.x + threadIdx.x) * VECTOR, step = gridDim.y * blockDim.y;
   if (first >= channels) return;
   Affine affine(stats, weight, bias, channels, first, eps);
@@ -202,6 +215,7 @@ extern "C" __global__ void __launch_bounds__(THREADS)
 sum_gradients(const Element* x, const Element* residual, const Element* dz, const Element* dz2, Element* gradients,
               float* workspace, const float* stats, const float* weight, const float* bias, int rows, int channels,
               float eps) {
+  begin();
   int first = (blockIdx.x * blockDim.x + threadIdx.x) * VECTOR, step = gridDim.y * blockDim.y;
   float sums[2][VECTOR] = {};
   if (first < channels) {
@@ -234,6 +248,7 @@ sum_gradients(const Element* x, const Element* residual, const Element* dz, cons
 
 extern "C" __global__ void finish_gradients(const float* workspace, const float* stats, float* parameter_gradients,
                                             int parts, int channels, float eps) {
+  begin();
   int channel = blockIdx.x * COMBINED_CHANNELS + threadIdx.x;
   float2 sums = combine_sums(workspace, parts, channels, min(channel, channels - 1));
   if (threadIdx.y || channel >= channels) return;
@@ -245,6 +260,7 @@ extern "C" __global__ void finish_gradients(const float* workspace, const float*
 extern "C" __global__ void __launch_bounds__(THREADS)
 apply_gradients(const Element* x, const Element* dz, const Element* dz2, Element* dx, const float* parameter_gradients,
                 const float* stats, const float* weight, const float* bias, int rows, int channels, float eps) {
+  begin();
   int first = (blockIdx.x * blockDim.x + threadIdx.x) * VECTOR, step = gridDim.y * blockDim.y;
   if (first >= channels) return;
   Affine affine(stats, weight, bias, channels, first, eps);
@@ -294,6 +310,7 @@ def make_source(dtype: str, activation: str, *, vector: int, has_residual: bool,
         "VECTOR": vector,
         "THREADS": THREADS,
         "ROWS_IN_FLIGHT": ROWS_IN_FLIGHT,
+        "STATS_ROWS_IN_FLIGHT": STATS_ROWS_IN_FLIGHT,
         "HAS_RESIDUAL": int(has_residual),
         "HAS_SECOND_GRADIENT": int(has_second),
         "COMBINED_CHANNELS": COMBINED_CHANNELS,

@@ -53,7 +53,7 @@ class ProductResult:
 
 
 @dataclass
-class _Reference:
+class Reference:
     """Operands of a product and its result by PyTorch in float32, kept for further kernels of the product."""
 
     name: str = ""
@@ -75,7 +75,7 @@ class _Reference:
         return self.operands, self.result
 
 
-def measure_product(job: ProductJob, reference: _Reference) -> ProductResult:
+def measure_product(job: ProductJob, reference: Reference) -> ProductResult:
     """Check a kernel against PyTorch's result in float32, and time it if it is correct."""
     from tvmconv.torch.product_selection import check_kernel, make_entry
 
@@ -112,7 +112,7 @@ def _time_packed(task: ProductTask, entry: TableEntry, operands: Operands) -> fl
 
 def main(connection: Connection) -> None:
     """Serve measurements: answer `ProductRunnerSetup` with None or an error text, and each job with its result."""
-    reference = _Reference()
+    reference = Reference()
     torch.backends.cudnn.allow_tf32 = torch.backends.cuda.matmul.allow_tf32 = False  # for the references
     torch.set_grad_enabled(False)
     for message in iterate_messages(connection):

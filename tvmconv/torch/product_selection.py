@@ -19,6 +19,7 @@ from tvmconv.errors import Error
 from tvmconv.measure.workers import pool
 from tvmconv.measure.workers.pool import keep_workers_alive, resolve_num_workers
 from tvmconv.target import UNKNOWN_TARGET
+from tvmconv.torch.batch_norm_operators import batch_norm_stats
 from tvmconv.torch.conv_call import FORWARD, FORWARD_STATS, STATS_IN_GRAPHS
 from tvmconv.torch.conv_operators import run_forward, run_forward_with_stats, run_with_stats
 from tvmconv.torch.kernel_table import TableEntry, table
@@ -196,14 +197,13 @@ class ProductSelector:
     def _select_for_graphs(self, task: ProductTask, entry: TableEntry, operands: Operands) -> None:
         """Have compiled graphs use a kernel with statistics if these cost less than a pass over the output.
 
-        A compiler fuses the operations of a normalization, so that the kernels and this pass are all that differs.
+        A compiler fuses the other operations of a normalization, or `batch_norm_operators.py` computes them, so that
+        the kernels and this pass are all that differs.
         """
         call, (x, weight, _) = task.call, operands
         forward_entry = table.find(FORWARD, call)
-        name = f"{forward_entry.name if forward_entry else PYTORCH_NAME}, without statistics: {task.name}"
-        seconds = self._timing_cache.get_seconds(name, lambda: run_forward(call, x, weight, None))
-        target = self._provider.device.target or UNKNOWN_TARGET
-        seconds += math.prod(call.output_shape) * call.dtype.itemsize / target.bandwidth
+        name = f"{forward_entry.name if forward_entry else PYTORCH_NAME}, then statistics: {task.name}"
+        seconds = self._timing_cache.get_seconds(name, lambda: batch_norm_stats(run_forward(call, x, weight, None)))
         if self._choose_mode == "tuned" or (task.tvmconv_seconds or math.inf) < seconds:
             table.install(STATS_IN_GRAPHS, call, entry)
         else:
