@@ -88,6 +88,7 @@ class SearchedProduct:
     bound_seconds: float  # at the device's peak rates
     candidates: deque[ListedConfig] = field(default_factory=deque)
     tried: set[str] = field(default_factory=set)  # keys of all configs that were candidates
+    first_config: ListedConfig | None = None  # the most promising one
     kernels: list[SearchedKernel] = field(default_factory=list)  # the fastest first
     expanded: set[str] = field(default_factory=set)  # keys of configs whose neighbours were listed
     num_trials: int = 0  # of this search and of the log
@@ -100,6 +101,7 @@ class SearchedProduct:
     def add_candidates(self, configs: Sequence[ListedConfig]) -> None:
         """Add the configs that are new."""
         for each in configs:
+            self.first_config = self.first_config or each
             if each.key not in self.tried:
                 self.tried.add(each.key)
                 self.candidates.append(each)
@@ -113,8 +115,11 @@ class SearchedProduct:
         self.kernels = sorted([*self.kernels, kernel], key=lambda each: each.seconds)[:NUM_KEPT_KERNELS]
 
     def find_unexpanded(self) -> ListedConfig | None:
-        """Return the fastest config whose neighbours were not listed."""
-        return next((each.config for each in self.kernels if each.config.key not in self.expanded), None)
+        """Return the fastest config whose neighbours were not listed; the first one as long as none has succeeded."""
+        configs = [each.config for each in self.kernels]
+        if not configs and not self.num_in_flight and self.first_config is not None:
+            configs = [self.first_config]
+        return next((each for each in configs if each.key not in self.expanded), None)
 
     @property
     def can_advance(self) -> bool:
