@@ -15,6 +15,7 @@ import argparse
 import copy
 import functools
 import math
+import sys
 import time
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
@@ -26,6 +27,7 @@ from tvmconv.cli import options
 from tvmconv.cli.errors import UsageError
 from tvmconv.cli.progress import progress_line
 from tvmconv.devices import Device
+from tvmconv.errors import Error, describe_error
 from tvmconv.experiments.provenance import describe_provenance
 from tvmconv.reports.tables import EMPTY_CELL, Table, format_micros, format_significant, make_table
 from tvmconv.workloads import dtypes
@@ -36,6 +38,7 @@ OWN_NETWORKS = {
     "sd_vae_decoder": (4, 64, 64),
     "hifigan_generator": (80, 256),
     "nnunet_3d": (1, 96, 96, 96),
+    "mobilenetv4_conv_medium": (3, 256, 256),
 }
 IMAGE = (3, 224, 224)  # input of torchvision's networks
 EAGER, OURS, FROM_LOG = "PyTorch", "tvmconv", "tvmconv, from the log"
@@ -82,15 +85,23 @@ def run(args: argparse.Namespace) -> int:
     version = torch.backends.cudnn.version()
     cudnn = f"cuDNN {version // 10000}.{version // 100 % 100}, " if version else ""
     source = describe_provenance(device, args.command, f"{cudnn}PyTorch {torch.__version__}")
+    num_failed = 0
     for name in args.networks:
-        timings, layers = _measure(name, device, args)
+        try:
+            timings, layers = _measure(name, device, args)
+        except UsageError:
+            raise
+        except (Error, RuntimeError) as error:  # the other networks are measured all the same
+            num_failed += 1
+            print(f"{name}: {describe_error(error)}", file=sys.stderr)
+            continue
         title = "-".join(["torch", name, args.dtype, *([f"b{args.batch}"] if args.batch > 1 else [])])
         data = {"name": title, "network": name, "dtype": args.dtype, "batch": args.batch, "provenance": source}
         data["timed"] = [asdict(timing) for timing in timings]
         data["layers"] = [asdict(line) for line in layers.lines]
         tables = [_make_table(timings), layers.table]
         report(args, title, tables, [*layers.notes, source], data, title)
-    return 0
+    return 1 if num_failed else 0
 
 
 def _make_table(timings: list[NetworkTiming]) -> Table:

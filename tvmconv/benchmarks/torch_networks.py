@@ -2,7 +2,8 @@
 
 Sources: Kong, Kim, Bae, "HiFi-GAN", 2020 (the generator V1); Isensee et al., "nnU-Net", 2021 (the plain 3-D U-Net);
 Ultralytics' YOLOv8 (the backbone in yolov8.yaml, width 0.5, depth 0.33); Rombach et al., "High-Resolution Image
-Synthesis with Latent Diffusion Models", 2022, and the decoder's configuration of Stable Diffusion 1.
+Synthesis with Latent Diffusion Models", 2022, and the decoder's configuration of Stable Diffusion 1; Qin et al.,
+"MobileNetV4", 2024 (table 11, MNv4-Conv-M).
 """
 
 from __future__ import annotations
@@ -198,3 +199,50 @@ class _UNet3d(nn.Module):
 def nnunet_3d() -> nn.Module:
     """Return a 3-D U-Net of five levels like nnU-Net's, for volumes with one channel."""
     return _UNet3d()
+
+
+class _UniversalBottleneck(nn.Module):
+    """MobileNetV4's universal inverted bottleneck; a depthwise convolution of size 0 is left out."""
+
+    def __init__(self, channels: int, filters: int, first: int, middle: int, stride: int, expansion: int) -> None:
+        super().__init__()
+        hidden, layers = channels * expansion, list[nn.Module]()
+        if first:
+            layers += _convolve(channels, channels, first, 1 if middle else stride, channels)
+        layers += [*_convolve(channels, hidden), nn.ReLU()]
+        if middle:
+            layers += [*_convolve(hidden, hidden, middle, stride, hidden), nn.ReLU()]
+        self.layers = nn.Sequential(*layers, *_convolve(hidden, filters))
+        self.has_residual = stride == 1 and channels == filters
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x + self.layers(x) if self.has_residual else self.layers(x)
+
+
+def _convolve(channels: int, filters: int, size: int = 1, stride: int = 1, groups: int = 1) -> list[nn.Module]:
+    """Return a convolution and its batch normalization."""
+    conv = nn.Conv2d(channels, filters, size, stride, size // 2, groups=groups, bias=False)
+    return [conv, nn.BatchNorm2d(filters)]
+
+
+# Blocks of MNv4-Conv-M: sizes of both depthwise convolutions, stride, expansion, filters.
+MOBILENETV4_BLOCKS = (
+    *((3, 5, 2, 4, 80), (3, 3, 1, 2, 80)),
+    *((3, 5, 2, 6, 160), (3, 3, 1, 4, 160), (3, 3, 1, 4, 160), (3, 5, 1, 4, 160), (3, 3, 1, 4, 160)),
+    *((3, 0, 1, 4, 160), (0, 0, 1, 2, 160), (3, 0, 1, 4, 160)),
+    *((5, 5, 2, 6, 256), (5, 5, 1, 4, 256), (3, 5, 1, 4, 256), (3, 5, 1, 4, 256), (0, 0, 1, 4, 256)),
+    *((3, 0, 1, 4, 256), (3, 5, 1, 2, 256), (5, 5, 1, 4, 256), (0, 0, 1, 4, 256), (0, 0, 1, 4, 256), (5, 0, 1, 2, 256)),
+)
+
+
+def mobilenetv4_conv_medium() -> nn.Module:
+    """Return MobileNetV4-Conv-M, for images of 256×256."""
+    layers: list[nn.Module] = [*_convolve(3, 32, 3, 2), nn.ReLU()]
+    layers += [*_convolve(32, 128, 3, 2), nn.ReLU(), *_convolve(128, 48)]  # a fused inverted bottleneck
+    channels = 48
+    for first, middle, stride, expansion, filters in MOBILENETV4_BLOCKS:
+        layers.append(_UniversalBottleneck(channels, filters, first, middle, stride, expansion))
+        channels = filters
+    layers += [*_convolve(channels, 960), nn.ReLU(), nn.AdaptiveAvgPool2d(1)]
+    layers += [*_convolve(960, 1280), nn.ReLU(), nn.Flatten(), nn.Linear(1280, 1000)]
+    return nn.Sequential(*layers)

@@ -7,17 +7,20 @@ A step is a forward pass under autocast, cross-entropy, a backward pass with a s
 Each network is timed unchanged, compiled by `torch.compile` in each named mode, after `optimize(train=True)`, and
 compiled after that or by the backend `tvmconv`; each of them eagerly and as one CUDA graph of the whole step. All of
 them are timed in turns, in several rounds, and the medians are compared. Results are in DIR/torch-training-NAME.json
-and .md, with the kernel of each product; the log is DIR/torch-training.jsonl.
+and .md, with the kernel of each product; the log is DIR/torch-training.jsonl. With --kernels, the kernels of a step
+that take most time are listed for each variant with a CUDA graph.
 
-The unchanged network and the optimized one come first. Results are written then, and again after each compilation, so
-that an interruption of a long compilation loses nothing.
+The unchanged network and the optimized one come first, then PyTorch's compilations, the backend, and compilations of
+the optimized network. Results are written each time, so that an interruption of a long compilation loses nothing.
 """
 
 from __future__ import annotations
 
 import argparse
+import collections
 import copy
 import functools
+import itertools
 import statistics
 import time
 from collections.abc import Callable, Iterator
@@ -39,7 +42,30 @@ VIDEO_NETWORKS = ("r3d_18", "mc3_18", "r2plus1d_18")
 NUM_CLASSES = 1000
 NUM_WARM_UP_STEPS = 5  # before a capture, as PyTorch's documentation of CUDA graphs has it
 NUM_ROUNDS, NUM_STEPS = 5, 8  # timed steps of each variant per round
-NUM_EAGER_ROUNDS = 2  # of them also eagerly, where the host often takes longer than the GPU
+NUM_EAGER_ROUNDS = 2  # of them also eagerly, where the host often takes longer than the GPU; once for each variant
+NUM_PROFILED_STEPS = 3
+NAME_CHARACTERS = 96  # of a kernel in a table
+# Groups of kernels by parts of their names, the first that fits.
+KERNEL_GROUPS = {
+    "triton_red": "Triton, reductions",
+    "triton_per": "Triton, reductions",
+    "triton_": "Triton, pointwise",
+    "sum_gradients": "normalization of tvmconv",
+    "finish_": "normalization of tvmconv",
+    "apply": "normalization of tvmconv",
+    "sum_elements": "normalization of tvmconv",
+    "nvjet": "cuDNN and cuBLAS",
+    "xmma": "cuDNN and cuBLAS",
+    "cudnn": "cuDNN and cuBLAS",
+    "cutlass": "cuDNN and cuBLAS",
+    "sm80": "cuDNN and cuBLAS",
+    "sm90": "cuDNN and cuBLAS",
+    "nhwc": "cuDNN and cuBLAS",
+    "nchw": "cuDNN and cuBLAS",
+    "at::": "other of PyTorch",
+    "mem": "copies and fills",
+}
+OTHER_GROUP = "convolutions of tvmconv"
 
 
 @dataclass
@@ -51,6 +77,7 @@ class StepVariant:
     made_seconds: float  # of compilation, or of the search for kernels
     replay: Callable[[], Any] | None = None  # of the step's CUDA graph
     failure: str = ""  # of the capture
+    kernels: list[tuple[str, int, float]] = field(default_factory=list)  # names, launches and seconds of a step
     eager_seconds: list[float] = field(default_factory=list)
     graph_seconds: list[float] = field(default_factory=list)
 
@@ -62,6 +89,7 @@ class StepVariant:
             "eager": statistics.median(self.eager_seconds),
             "made": self.made_seconds,
             "failure": self.failure,
+            "kernels": self.kernels,
         }
 
 
@@ -71,10 +99,12 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     options.add_option(parser, "--dtype", None, "Dtype of autocast", choices=DTYPES, default="f16")
     options.add_option(parser, "--batch", "N", "Batch size", type=options.parse_count, default=64)
     options.add_option(parser, "--seconds", "S", "Seconds of tuning for each network", type=options.parse_positive)
-    options.add_option(parser, "--compile", "MODE", "A mode of torch.compile", repeat=True)
-    text = "A mode of torch.compile for the optimized network alone"
+    options.add_option(parser, "--compile", "MODE", "A mode of torch.compile for the unchanged network", repeat=True)
+    text = "A mode of torch.compile for the optimized network"
     options.add_option(parser, "--compile-optimized", "MODE", text, repeat=True)
     parser.add_argument("--backend", action="store_true", help="Compile with the backend tvmconv as well.")
+    text = "Number of kernels to list for each variant"
+    options.add_option(parser, "--kernels", "N", text, type=options.parse_count)
     layouts = ("channels_last", "contiguous")
     options.add_option(parser, "--layout", None, "Memory format", choices=layouts, default=layouts[0])
     add_device(parser)
@@ -98,7 +128,8 @@ def run(args: argparse.Namespace) -> int:
         for summaries, layers in _measure(name, args):
             data = {"name": title, "network": name, "dtype": args.dtype, "batch": args.batch, "provenance": source}
             data |= {"timed": summaries, "layers": [asdict(line) for line in layers.lines]}
-            tables, notes = [_make_table(summaries), layers.table], [*layers.notes, source]
+            tables = [_make_table(summaries), *_make_kernel_tables(summaries, args.kernels), layers.table]
+            notes = [*layers.notes, source]
             write_report(args.out, title, tables, notes, data, title)
         output.print_report(args, tables, notes, title=title, json_data=data)
         torch._dynamo.reset()
@@ -121,6 +152,40 @@ def _make_table(summaries: list[dict[str, Any]]) -> Table:
     return make_table(summaries, columns, ["by", "no graph because"])
 
 
+def _make_kernel_tables(summaries: list[dict[str, Any]], max_kernels: int | None) -> list[Table]:
+    """Return a table of the kernels' groups of all variants, and one of each variant's longest kernels."""
+    profiled = [summary for summary in summaries if summary["kernels"]] if max_kernels else []
+    groups: list[tuple[str, str, int, float]] = []
+    tables = []
+    for summary in profiled:
+        by_group: dict[str, list[tuple[str, int, float]]] = {}
+        for kernel in summary["kernels"]:
+            by_group.setdefault(_find_group(kernel[0]), []).append(kernel)
+        sums = [
+            (name, sum(each[1] for each in kernels), sum(each[2] for each in kernels))
+            for name, kernels in by_group.items()
+        ]
+        groups += [(summary["name"], *each) for each in sorted(sums, key=lambda each: -each[2])]
+        columns: dict[str, Callable[[tuple[str, int, float]], str]] = {
+            f"kernel of {summary['name']}": lambda kernel: kernel[0][:NAME_CHARACTERS],
+            "launches": lambda kernel: str(kernel[1]),
+            "in all [µs]": lambda kernel: format_micros(kernel[2]),
+        }
+        tables.append(make_table(summary["kernels"][:max_kernels], columns, list(columns)[:1]))
+    group_columns: dict[str, Callable[[tuple[str, str, int, float]], str]] = {
+        "by": lambda group: group[0],
+        "kernels": lambda group: group[1],
+        "launches": lambda group: str(group[2]),
+        "in all [µs]": lambda group: format_micros(group[3]),
+    }
+    return [make_table(groups, group_columns, ["by", "kernels"]), *tables] if profiled else []
+
+
+def _find_group(kernel_name: str) -> str:
+    name = kernel_name.lower()
+    return next((group for part, group in KERNEL_GROUPS.items() if part in name), OTHER_GROUP)
+
+
 def _measure(name: str, args: argparse.Namespace) -> Iterator[tuple[list[dict[str, Any]], Any]]:
     """Time all ways to run a step; yield the times and the report of `optimize`, and again after each compilation."""
     import torch
@@ -139,6 +204,8 @@ def _measure(name: str, args: argparse.Namespace) -> Iterator[tuple[list[dict[st
         torch.cuda.synchronize()
         made_seconds = 0.0 if started_at is None else time.perf_counter() - started_at
         variants.append(_capture(StepVariant(label, step, made_seconds), pool))
+        if args.kernels and variants[-1].replay is not None:
+            variants[-1].kernels = _profile(variants[-1].replay)
 
     add(PYTORCH, copy.deepcopy(model), None)
     started_at = time.perf_counter()
@@ -150,29 +217,27 @@ def _measure(name: str, args: argparse.Namespace) -> Iterator[tuple[list[dict[st
     layers = tvmconv.torch.get_training_report(optimized)
     add(OURS, optimized, started_at)
     yield _time_in_turns(variants), layers
-    compilations = [(mode, label) for mode in args.compile for label in (PYTORCH, OURS)]
-    for mode, label in [*compilations, *((mode, OURS) for mode in args.compile_optimized)]:
-        network = copy.deepcopy(model if label == PYTORCH else optimized)
+    backend = functools.partial(tvmconv.torch.backend.backend, options={"log": tuning["log"]})
+    compilations: list[tuple[str, Any, dict[str, Any]]] = [
+        *((f"{PYTORCH}, compiled ({mode})", model, {"mode": mode}) for mode in args.compile),
+        *([(BY_BACKEND, model, {"backend": backend})] if args.backend else []),
+        *((f"{OURS}, compiled ({mode})", optimized, {"mode": mode}) for mode in args.compile_optimized),
+    ]
+    for label, network, how in compilations:
         started_at = time.perf_counter()
-        add(f"{label}, compiled ({mode})", torch.compile(network, mode=mode), started_at)
-        yield _time_in_turns(variants), layers
-    if args.backend:
-        started_at = time.perf_counter()
-        backend = functools.partial(tvmconv.torch.backend.backend, options={"log": tuning["log"]})
-        add(BY_BACKEND, torch.compile(copy.deepcopy(model), backend=backend), started_at)
+        add(label, torch.compile(copy.deepcopy(network), **how), started_at)
         yield _time_in_turns(variants), layers
 
 
 def _time_in_turns(variants: list[StepVariant]) -> list[dict[str, Any]]:
     """Time all variants in turns, in several rounds, and return their medians."""
     for variant in variants:
-        variant.eager_seconds, variant.graph_seconds = [], []
-    for number in range(NUM_ROUNDS):
-        for variant in variants:
-            if number < NUM_EAGER_ROUNDS:
-                variant.eager_seconds.append(_time_steps(variant.step))
-            if variant.replay is not None:
-                variant.graph_seconds.append(_time_steps(variant.replay))
+        variant.graph_seconds = []
+    for variant in itertools.chain(*itertools.repeat(variants, NUM_ROUNDS)):
+        if len(variant.eager_seconds) < NUM_EAGER_ROUNDS:
+            variant.eager_seconds.append(_time_steps(variant.step))
+        if variant.replay is not None:
+            variant.graph_seconds.append(_time_steps(variant.replay))
     return [variant.summarize() for variant in variants]
 
 
@@ -254,3 +319,26 @@ def _time_steps(step: Callable[[], Any]) -> float:
         step()
     torch.cuda.synchronize()
     return (time.perf_counter() - started_at) / NUM_STEPS
+
+
+def _profile(replay: Callable[[], Any]) -> list[tuple[str, int, float]]:
+    """Return names, launches and seconds of the kernels of a step, those that take longest first."""
+    import torch
+
+    activity, device_type = torch.profiler.ProfilerActivity.CUDA, torch.autograd.DeviceType.CUDA
+    replay()
+    torch.cuda.synchronize()
+    with torch.profiler.profile(activities=[activity]) as profile:
+        for _ in range(NUM_PROFILED_STEPS):
+            replay()
+        torch.cuda.synchronize()
+    counts: collections.Counter[str] = collections.Counter()
+    micros: collections.Counter[str] = collections.Counter()
+    for event in profile.events():
+        if event.device_type == device_type:
+            counts[event.name] += 1
+            micros[event.name] += event.time_range.elapsed_us()
+    return [
+        (name, counts[name] // NUM_PROFILED_STEPS, total / NUM_PROFILED_STEPS / 1e6)
+        for name, total in micros.most_common()
+    ]
