@@ -11,7 +11,6 @@ import math
 import time
 from dataclasses import dataclass, field, replace
 from multiprocessing.connection import Connection
-from typing import TYPE_CHECKING
 
 import torch
 
@@ -21,12 +20,10 @@ from tvmconv.measure.workers.process import FinalMessage, iterate_messages
 from tvmconv.torch import operator
 from tvmconv.torch.conv_call import WGRAD
 from tvmconv.torch.conv_operators import run_with_stats
+from tvmconv.torch.kernel_table import TableEntry
 from tvmconv.torch.kernels import AvailableKernel
+from tvmconv.torch.product_task import Operands, ProductTask, check_kernel, make_entry
 from tvmconv.torch.timing import time_call
-
-if TYPE_CHECKING:
-    from tvmconv.torch.kernel_table import TableEntry
-    from tvmconv.torch.product_task import Operands, ProductTask
 
 
 @dataclass(frozen=True)
@@ -77,8 +74,6 @@ class Reference:
 
 def measure_product(job: ProductJob, reference: Reference) -> ProductResult:
     """Check a kernel against PyTorch's result in float32, and time it if it is correct."""
-    from tvmconv.torch.product_selection import check_kernel, make_entry
-
     task, started_at = job.task, time.monotonic()
 
     def make_result(**fields: object) -> RunnerResult:
