@@ -209,6 +209,7 @@ def test_a_strided_dgrad_multiplies_no_zeros():
 def test_a_wgrad_loads_each_vector_of_a_tile_once():
     """A tile of 2 × 4 pixels: 8 vectors of dY and 4 × 6 vectors of X for 3 × 3 taps."""
     config = {"vector": 4, "taps_y": 3, "taps_x": 3, "pixels_y": 2, "pixels_x": 4, "threads_pixels": 1, "parts": 1}
+    config["prefetch_tile"] = 0
     kernel = tc.build("conv2d_wgrad:2x64x28x28,64x1x3x3,p1,g64,f16,nhwc", "depthwise_nhwc", arch="sm_90", config=config)
     counts = count_instructions(kernel.format_ir_level("sass"))
     assert counts["LDG.E.64"] == 8 + 24

@@ -29,10 +29,10 @@ AnyConv = Conv | DerivedConv | Filter
 
 NEAR_RATIO = 1.15  # calls within this factor of the fastest are picked again
 NUM_ALGORITHMS = (0, 2, 3, 4, 6, 8, 10, 12, 16, 24)  # algorithms that cuDNN tries, by round; 0: all
-MAX_UNIMPROVED_ROUNDS = 4 * len(NUM_ALGORITHMS)  # rounds without a faster pick after which picking ends
+MAX_UNIMPROVED_ROUNDS = 2 * len(NUM_ALGORITHMS)  # rounds without a faster pick after which picking ends
 MIN_IMPROVEMENT = 0.01  # fraction by which a pick must be faster to count as an improvement
 PICK_SECONDS = 0.04  # timing of each pick
-MAX_PICKING_SECONDS = 8.0  # time after which picking ends; some calls have very many algorithms
+MAX_PICKING_SECONDS = 5.0  # time after which picking ends; some calls have very many algorithms
 WARM_UP_VALUES = 1 << 24  # float32 values of the warm-up kernel
 
 

@@ -23,7 +23,6 @@ from tvmconv.space.factors import list_divisors
 from tvmconv.space.search_space import ResourceUsage
 from tvmconv.target import (
     H200,
-    L2_CLOCKS,
     LINE_BYTES,
     MAX_THREADS_Z,
     NUM_BANKS,
@@ -58,11 +57,15 @@ MAX_OVERHANG = 1.5  # of the pixels of a default
 REDUCTION_FLOATS = 6144  # of shared memory: sums of a CTA that are added at a time
 SPARE_REGISTERS = 24  # for addresses and counters
 RESIDENT_WARPS, RESIDENT_BLOCKS = 64, 32  # maxima of a multiprocessor
-REDUCTION_CYCLES = 2500  # of the launch of the second kernel
-WORKSPACE_BYTES_PER_CYCLE = 2000  # of the whole GPU
-# Fitted to searches of ten depthwise layers on an H100: clock cycles for which a tile of pixels waits for the memory in
-# addition to the L2 cache, and bytes per cycle of the memory.
-MEMORY_WAIT_CYCLES, MEMORY_BYTES_PER_CYCLE = 1100, 1500
+# Fitted to 1,186 configs of ten depthwise layers that were measured on an H100:
+REDUCTION_CYCLES = 3500  # of the launch of the second kernel
+WORKSPACE_BYTES_PER_CYCLE = 3700  # of the whole GPU
+L2_BYTES_PER_CYCLE = 44  # bytes between one SM and the L2 cache
+MEMORY_BYTES_PER_CYCLE = 1900  # bytes between the memory and the L2 cache
+TILE_WAIT_CYCLES = 750  # wait of a thread for a tile of pixels in the L2 cache
+ROW_WAIT_CYCLES = 90  # further wait for each row of X that is not loaded ahead
+MEMORY_WAIT_CYCLES = 1200  # further wait for a tile that is in the memory
+PREFETCH_WAIT_RATIO = 0.65  # wait for a tile that is loaded ahead, as a fraction of the wait for any other
 
 
 @dataclasses.dataclass(frozen=True)
@@ -244,15 +247,19 @@ class WgradConfig(TileConfig):
         instructions = (
             inside * self.iterations * self.issued_instructions + 4 * self.num_sums + fit.overhead_instructions
         )
-        issue_cycles = instructions * (np.maximum(1, warps / SCHEDULERS) + 0.5)
+        issue_cycles = instructions * np.maximum(1, warps / SCHEDULERS)
         read_cycles = warps * self.iterations * self._count_tile_read_cycles(inside)
         registers_per_warp = (WARP_SIZE * np.maximum(self.live_registers, 32)).astype(int)
         resident_warps = np.minimum(RESIDENT_WARPS, REGISTERS_PER_MULTIPROCESSOR // registers_per_warp)
         waves = ceil_div(blocks_per_sm, np.clip(resident_warps // warps_per_block, 1, RESIDENT_BLOCKS))
-        # A tile waits for dY and X, which the first tile of the filter brings to the L2 cache. It waits half as long
-        # for what was loaded during the tile before.
-        wait_cycles = (2 * L2_CLOCKS + MEMORY_WAIT_CYCLES / self.num_filter_tiles) / (1 + self.prefetch_tile)
-        l2_cycles = blocks_per_sm * self.iterations * self._tile_bytes / fit.l2_bytes_per_cycle
+        # A tile waits for dY and X, which the first tile of the filter brings to the L2 cache.
+        tile_wait_cycles = TILE_WAIT_CYCLES + MEMORY_WAIT_CYCLES / self.num_filter_tiles
+        wait_cycles = np.where(
+            self.prefetch_tile == 1,
+            PREFETCH_WAIT_RATIO * tile_wait_cycles,
+            tile_wait_cycles + ROW_WAIT_CYCLES * inside * self.window[0],
+        )
+        l2_cycles = blocks_per_sm * self.iterations * self._tile_bytes / L2_BYTES_PER_CYCLE
         memory_cycles = self._argument_bytes / MEMORY_BYTES_PER_CYCLE
         cycles = combine_overlapping(
             issue_cycles, read_cycles, l2_cycles, memory_cycles, waves * self.iterations * wait_cycles
@@ -388,20 +395,26 @@ def list_pruned(w: WeightGradient) -> list[Rule]:
 
 
 def select_default(w: WeightGradient) -> WgradConfig:
-    """Return the config with the lowest estimate, which loads no tile ahead."""
-    return list_best_configs(w, prefetch_tile=0)[0]
+    """Return the config with the lowest estimate."""
+    best_configs = [configs[0] for ahead in (0, 1) if (configs := list_best_configs(w, prefetch_tile=ahead))]
+    return min(best_configs, key=lambda config: float(config.estimated_cycles))
 
 
 def list_starting_configs(w: WeightGradient) -> list[dict[str, Any]]:
     """Return the configs with which a search starts after the default.
 
     Estimates of kernels that memory bounds are alike, so each config has another width of the channels of a CTA. Half
-    of them load the next tile ahead, whose effect on the latency no estimate knows well.
+    of them load the next tile ahead.
     """
     names = [name for name in list_options(w) if name != "vector_in" or w.groups != w.C]
-    without, ahead = list_best_configs(w, prefetch_tile=0)[1:], list_best_configs(w, prefetch_tile=1)
-    configs = [*itertools.chain.from_iterable(itertools.zip_longest(ahead[:NUM_STARTING_CONFIGS], without))]
-    return [{name: getattr(config, name) for name in names} for config in configs if config is not None]
+    default = select_default(w)
+    without, ahead = (
+        [config for config in list_best_configs(w, prefetch_tile=prefetch_tile) if config != default]
+        for prefetch_tile in (0, 1)
+    )
+    pairs = itertools.zip_longest(ahead[:NUM_STARTING_CONFIGS], without[:NUM_STARTING_CONFIGS])
+    configs = [config for pair in pairs for config in pair if config is not None]
+    return [{name: getattr(config, name) for name in names} for config in configs]
 
 
 @functools.lru_cache(maxsize=64)
