@@ -1,4 +1,4 @@
-"""`tvmconv bench bounds` and `torch-table`: tables of measured records and runs."""
+"""`tvmconv bench bounds`, `torch-table` and `layer-table`: tables of measured records and runs."""
 
 import json
 from pathlib import Path
@@ -43,3 +43,9 @@ def test_what_is_no_result_is_one_line(bench, tmp_path, capsys):
     (tmp_path / "torch.json").write_text('{"network": "x"}')
     assert bench([tmp_path / "torch.json"], "torch-table") == 2
     assert capsys.readouterr().err.startswith("tvmconv: the files were not written by tvmconv bench torch-models")
+
+
+def test_a_layer_table_needs_tuned_kernels(bench, capsys):
+    untuned = next((ROOT / "tuning_logs").glob("**/filter1d-k5.json"))
+    assert bench([untuned], "layer-table") == 2
+    assert "has no tuned kernels: expected a file NAME-tuned.json" in capsys.readouterr().err

@@ -98,6 +98,8 @@ def command_of(section, page, folder):
         return ["bench", "torch-table", *recorded("*/torch/torch-*.json")]
     if section == "agreement":
         return ["counters", "--from", *recorded("*/*/kernels-beside.json.gz")]
+    if section.startswith("gradients-"):
+        return ["bench", "layer-table", *recorded(f"*/gradients/{section}.json.gz"), "--section", section]
     (measured,) = recorded(f"*/*/{section}.json")
     if section.startswith("bounds-"):
         return ["bench", "bounds", "--from", measured, "-o", folder]

@@ -34,6 +34,7 @@ BENCHMARKS = {
     "estimates": "compare the schedules' latency estimates with measured records",
     "bounds": "compare predicted times and lower bounds with measured records",
     "networks": "make a table of tuned networks from the results of tune-suite",
+    "layer-table": "make a table of tuned layers from the results of tune-suite",
     "winners": "make tables and a chart of the schedules that win by channels, image and batch",
     "time-to-target": "make a table of how soon searches are as fast as a library, from their logs",
     "torch-table": "make a table of the results of torch-models",
