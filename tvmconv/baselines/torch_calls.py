@@ -67,7 +67,7 @@ def where_positive(y: Any, otherwise: Any) -> Any:
 
 
 def apply_op(name: str, y: Any, argument: Any) -> Any:
-    """Apply an operation of an epilogue to sums (N, C, space); `argument` is a residual, or numbers (C) or (2, C)."""
+    """Apply an operation of an epilogue to sums (N, C, space); `argument`: a residual, or (C), (2, C) or (1) numbers."""
     import torch
 
     if name == "add":
@@ -77,9 +77,13 @@ def apply_op(name: str, y: Any, argument: Any) -> Any:
     if name == "stats":
         argument[1], argument[0] = torch.var_mean(y.float(), [0, *range(2, y.dim())], correction=0)
         return y
-    if name in ("bias", "prelu"):
+    if name in ("tensor_scale", "quantize"):
+        return y * argument
+    if name in ("bias", "prelu", "scale"):
         per_channel = argument.view(-1, *(1,) * (y.dim() - 2))
-        return y + per_channel if name == "bias" else where_positive(y, y * per_channel)
+        if name == "prelu":
+            return where_positive(y, y * per_channel)
+        return y + per_channel if name == "bias" else y * per_channel
     return load_activations()[name](y)
 
 

@@ -22,8 +22,19 @@ from tvmconv.torch.archive import load
 from tvmconv.torch.causal import CausalConv3d
 from tvmconv.torch.model import Optimized
 from tvmconv.torch.optimize import optimize
+from tvmconv.torch.quantize import quantize
 from tvmconv.torch.report import Report
 from tvmconv.torch.training import get_training_report, tune
 from tvmconv.torch.training_report import TrainingReport
 
-__all__ = ["CausalConv3d", "Optimized", "Report", "TrainingReport", "get_training_report", "load", "optimize", "tune"]
+__all__ = [
+    "CausalConv3d",
+    "Optimized",
+    "Report",
+    "TrainingReport",
+    "get_training_report",
+    "load",
+    "optimize",
+    "quantize",
+    "tune",
+]

@@ -45,6 +45,7 @@ DEFAULT_LOG = "tuning.jsonl"
 BUILD_SECONDS = 1.0  # approximate time of one build
 NUM_RESERVED_BUILDS = 2  # builds of each workload for which time is reserved
 BUILDER_HANDOVER_SECONDS = 1.0  # time until builders have finished the work of a search
+OTHER_EPILOGUE = f"{TUNED} with another epilogue"  # source of a config
 MAX_CANDIDATES = 4  # kernels to compare for a workload without a measurement on this device
 MAX_ALTERNATIVES = 2  # kernels of other schedules that are compared with one that packs its weight in each call
 # A record that takes longer than these multiples of the roofline's time and seconds is of a search that was cut off.
@@ -156,6 +157,28 @@ class KernelProvider:
     def forget_record_index(self) -> None:
         """Read the logs again when they are needed next, because a search has appended records."""
         self._record_index = None
+
+    def adopt_configs(self, siblings: Mapping[str, str], deadline: Deadline | None) -> None:
+        """Build kernels of workloads with the fastest measured configs of others that differ in the epilogue only.
+
+        `siblings` are the texts of the others, by the texts of the workloads. A workload of which the other one was not
+        measured gets kernels by `find_kernels`, without a search.
+        """
+        record_index, batch, unmeasured = self.read_record_index(deadline), [], {}
+        for text, sibling in siblings.items():
+            workload, record = parse(text), self._find_measured_record(parse(sibling), record_index)
+            try:
+                schedule = None if record is None else registry.find_schedule(workload, record.schedule)
+            except ScheduleError:
+                schedule = None
+            if record is None or schedule is None:
+                unmeasured[text] = 1.0
+            else:
+                batch.append((workload, Candidate(schedule, record.config, OTHER_EPILOGUE, record.cost)))
+        if batch:
+            self._build_batch(batch, deadline)
+        if unmeasured:
+            self.find_kernels(unmeasured, deadline, derived=unmeasured)
 
     def read_record_index(self, deadline: Deadline | None) -> RecordIndex:
         """Return the records of the log and of the packaged logs; with a deadline, the log need not exist."""

@@ -20,6 +20,7 @@ from tvmconv.devices.cuda.loaded_kernel import translate_errors
 from tvmconv.errors import DeviceError
 from tvmconv.torch import operator
 from tvmconv.torch.signature import SLOPE_OP, ConvSignature
+from tvmconv.workloads.dtypes import FLOAT8_DTYPES
 from tvmconv.workloads.epilogue import STATS
 from tvmconv.workloads.layout import CHANNELS_LAST
 
@@ -58,9 +59,13 @@ class OpenclLauncher:
         bias: torch.Tensor | None,
         add: torch.Tensor | None,
         slope: torch.Tensor | None = None,
+        quantization: Mapping[str, torch.Tensor] | None = None,
     ) -> torch.Tensor:
-        """Run the executable on tensors in the signature's layouts and return the output."""
-        tensors: dict[str, Any] = {"bias": bias, "add": add, SLOPE_OP: slope}
+        """Run the executable on tensors in the signature's layouts and return the output.
+
+        `quantization` are the arguments of the operations of `QUANTIZATION_OPS`.
+        """
+        tensors: dict[str, Any] = {"bias": bias, "add": add, SLOPE_OP: slope, **(quantization or {})}
         signature = self._signature
         arrays = [self._to_array(tensor, signature.input_layout) for tensor in (x, weight)]
         arrays += [self._to_array(tensors[name], signature.output_layout) for name in self._epilogue_order]
@@ -74,8 +79,10 @@ class OpenclLauncher:
         if tensor.dim() > 1 and layout == CHANNELS_LAST:
             tensor = tensor.movedim(1, -1)
         tensor = tensor.detach().contiguous()
-        if tensor.dtype is torch.bfloat16:
-            return np.from_dlpack(tensor.view(torch.int16)).view(ml_dtypes.bfloat16)
+        name = str(tensor.dtype).removeprefix("torch.")
+        if name == "bfloat16" or name in FLOAT8_DTYPES:
+            bits = tensor.view(getattr(torch, f"int{8 * tensor.element_size()}"))
+            return np.from_dlpack(bits).view(getattr(ml_dtypes, name))
         return np.from_dlpack(tensor)
 
 
@@ -106,10 +113,12 @@ class CudaLauncher:
         add: torch.Tensor | None,
         slope: torch.Tensor | None = None,
         stats: torch.Tensor | None = None,
+        quantization: Mapping[str, torch.Tensor] | None = None,
     ) -> torch.Tensor:
         """Queue the kernels on tensors in the signature's layouts and return the output.
 
-        The kernels write the statistics of the output to `stats`, if their workload has them.
+        The kernels write the statistics of the output to `stats`, if their workload has them. `quantization` are the
+        arguments of the operations of `QUANTIZATION_OPS`.
         """
         output = self._signature.allocate_output(self._torch_device)
         packed = self._pack_weight(weight) if self._packed_workspaces else {}
@@ -119,7 +128,7 @@ class CudaLauncher:
             for workspace_index, nbytes in enumerate(self._workspace_bytes)
         ]
         pointers = [x.data_ptr(), weight.data_ptr()]
-        tensors: dict[str, Any] = {"bias": bias, "add": add, SLOPE_OP: slope, STATS: stats}
+        tensors: dict[str, Any] = {"bias": bias, "add": add, SLOPE_OP: slope, STATS: stats, **(quantization or {})}
         pointers += [tensors[name].data_ptr() for name in self._epilogue_order]
         pointers.append(output.data_ptr())
         pointers += [tensor.data_ptr() for tensor in workspaces]

@@ -38,6 +38,19 @@ def make_input_key(x: torch.Tensor) -> InputKey:
     return tuple(x.shape), dtype, x.device, uses_tf32
 
 
+def stamp_tensors(tensors: Sequence[torch.Tensor]) -> list[TensorStamp]:
+    """Return stamps that change when a tensor is written to, replaced or moved."""
+    return [(weakref.ref(tensor), tensor.data_ptr(), tensor._version) for tensor in tensors]
+
+
+def are_current(stamps: Sequence[TensorStamp], tensors: Sequence[torch.Tensor]) -> bool:
+    """Return whether tensors are those of stamps, and have not been written to since."""
+    for (tensor_ref, pointer, version), tensor in zip(stamps, tensors, strict=False):
+        if version != tensor._version or pointer != tensor.data_ptr() or tensor_ref() is not tensor:
+            return False
+    return len(stamps) == len(tensors)
+
+
 def is_tf32_allowed() -> bool:
     """Return whether float32 convolutions may round their operands to TF32."""
     try:
@@ -221,16 +234,11 @@ class TunedConv(torch.nn.Module):
         return tensors if self.slope is None else tensors + self.slope.list_sources()
 
     def _stamp_sources(self) -> list[TensorStamp]:
-        """Return stamps that change when a source tensor is written to, replaced or moved."""
-        return [(weakref.ref(tensor), tensor.data_ptr(), tensor._version) for tensor in self.weight_sources()]
+        return stamp_tensors(self.weight_sources())
 
     def _is_current(self, packed: _PackedWeights) -> bool:
         """Return whether packed weight and bias match the current source tensors."""
-        sources = self.weight_sources()
-        for (tensor_ref, pointer, version), tensor in zip(packed.stamps, sources, strict=False):
-            if version != tensor._version or pointer != tensor.data_ptr() or tensor_ref() is not tensor:
-                return False
-        return len(packed.stamps) == len(sources)
+        return are_current(packed.stamps, self.weight_sources())
 
     def invalidate_packed_weights(self) -> None:
         """Force packing before the next launch, because the memory of old source tensors may have been reused."""
@@ -242,19 +250,28 @@ class TunedConv(torch.nn.Module):
         self, kernel: str, packed: _PackedWeights
     ) -> tuple[torch.Tensor, torch.Tensor | None, torch.Tensor | None]:
         """Return weight, bias and slopes as a kernel reads them, in new memory."""
-        signature, weight, bias = parse_signature(kernel), self.conv.weight, self.conv.bias
-        if self.affines:  # float64, so that the result is rounded once
-            weight, bias = self._fold_affines(weight.double(), None if bias is None else bias.double())
+        signature, (weight, bias) = parse_signature(kernel), self.fold_weights()
         if packed.truncates:
             weight = compensate_truncation(weight.double())
         strides = compute_strides(weight.shape, signature.input_layout)
         new_weight = torch.empty_strided(weight.shape, strides, dtype=signature.dtype, device=weight.device)
         weight = new_weight.copy_(weight)
-        slope = None
-        if self.slope is not None:
-            slope = self.slope.compute().detach().to(weight.device, signature.bias_dtype).flatten()
-            slope = slope.expand(count_output_channels(self.conv)).clone()
-        return weight, None if bias is None else torch.empty_like(bias, dtype=signature.bias_dtype).copy_(bias), slope
+        bias = None if bias is None else torch.empty_like(bias, dtype=signature.bias_dtype).copy_(bias)
+        return weight, bias, self.expand_slopes(signature.bias_dtype)
+
+    def fold_weights(self) -> tuple[torch.Tensor, torch.Tensor | None]:
+        """Return weight and bias with all affine operations; if there are any, in float64, to be rounded once."""
+        weight, bias = self.conv.weight, self.conv.bias
+        if not self.affines:
+            return weight, bias
+        return self._fold_affines(weight.double(), None if bias is None else bias.double())
+
+    def expand_slopes(self, dtype: torch.dtype) -> torch.Tensor | None:
+        """Return the slopes of `prelu`, one per channel in new memory; None without that operation."""
+        if self.slope is None:
+            return None
+        slope = self.slope.compute().detach().to(self.conv.weight.device, dtype).flatten()
+        return slope.expand(count_output_channels(self.conv)).clone()
 
     def _fold_affines(
         self, weight: torch.Tensor, bias: torch.Tensor | None

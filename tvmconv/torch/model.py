@@ -14,11 +14,12 @@ from typing import Any
 
 import torch
 from torch import fx
-from torch.utils._pytree import tree_map_only
+from torch.utils._pytree import tree_leaves, tree_map_only
 
 from tvmconv.torch.archive import save
 from tvmconv.torch.example_tracer import is_example_call
 from tvmconv.torch.layer import TunedConv, is_tf32_allowed
+from tvmconv.torch.quantized_layer import QuantizedConv
 from tvmconv.torch.report import Report
 
 MEMORY_FORMAT_BY_NAME = {"channels last": torch.channels_last, "channels first": torch.contiguous_format}
@@ -41,6 +42,10 @@ class Optimized(torch.nn.Module):
     Attributes:
         interpreter: Callable that runs in place of the graph, if there is one.
         uses_eager: Whether PyTorch runs everything.
+        is_quantized: Whether the graph has convolutions of 8-bit operands. The model itself then computes calls that
+            need gradients.
+        quantized_shapes: Shapes of the tensors of a call for which the quantized graph has kernels; the model itself
+            computes other calls. None for any shapes.
 
     Examples:
         >>> import torch, tvmconv.torch
@@ -80,7 +85,8 @@ class Optimized(torch.nn.Module):
         self._static_arguments = None if static_values is None else dict(static_values)
         self._example_values = None if example_values is None else dict(example_values)
         self.interpreter: Callable[..., Any] | None = None
-        self.uses_eager = False
+        self.uses_eager = self.is_quantized = False
+        self.quantized_shapes: list[tuple[int, ...]] | None = None
         self._inner_format: torch.memory_format | None = None
         self._outer_format: torch.memory_format | None = None
         # Dropout alone may be set to training mode, in order to draw samples.
@@ -122,11 +128,20 @@ class Optimized(torch.nn.Module):
             self._example_values, self._forward_defaults, args, kwargs
         ):
             return self._plain[0](*args, **kwargs)
+        if self.is_quantized and self.interpreter is None and not self._is_quantized_call(args, kwargs):
+            return self._plain[0](*args, **kwargs)
         call = self.interpreter or (self._graph or self._plain)[0]
         if self._inner_format is None:
             return call(*args, **kwargs)
         result = call(*to_memory_format(args, self._inner_format), **to_memory_format(kwargs, self._inner_format))
         return result if self._outer_format is None else to_memory_format(result, self._outer_format)
+
+    def _is_quantized_call(self, args: Any, kwargs: Any) -> bool:
+        """Return whether the quantized graph computes a call."""
+        tensors = [leaf for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, torch.Tensor)]
+        if torch.is_grad_enabled() and any(each.requires_grad for each in (*tensors, *self.parameters())):
+            return False
+        return self.quantized_shapes is None or list_shapes((args, kwargs)) == self.quantized_shapes
 
     def set_memory_format(self, inner_format: torch.memory_format, outer_format: torch.memory_format | None) -> None:
         """Convert weights and images inside the model to one memory format, and resulting images to another.
@@ -185,10 +200,15 @@ class Optimized(torch.nn.Module):
                     kernel_names.update(dict.fromkeys(convolution.kernels.values()))
         save(self, self._example, list(kernel_names), self._torch_device, path)
 
-    def list_tuned_convs(self) -> list[TunedConv]:
-        """Return the tuned convolutions of all graphs."""
-        modules = [module for part in self._list_traced_parts() for module in part.graph.modules()]
-        return [module for module in modules if isinstance(module, TunedConv)]
+    def list_tuned_convs(self) -> list[TunedConv | QuantizedConv]:
+        """Return the tuned convolutions that the graphs call."""
+        return [
+            module
+            for part in self._list_traced_parts()
+            for node in part.graph.graph.nodes
+            if node.op == "call_module"
+            and isinstance(module := part.graph.get_submodule(node.target), (TunedConv, QuantizedConv))
+        ]
 
     def _list_traced_parts(self) -> list[Optimized]:
         """Return the parts that are traced graphs: the whole model, or modules of it."""
@@ -226,6 +246,11 @@ class Optimized(torch.nn.Module):
             if original is None or name.startswith("_"):
                 raise
             return getattr(original[0], name)
+
+
+def list_shapes(values: Any) -> list[tuple[int, ...]]:
+    """Return the shapes of the tensors among the leaves of some values."""
+    return [tuple(leaf.shape) for leaf in tree_leaves(values) if isinstance(leaf, torch.Tensor)]
 
 
 def get_forward_defaults(model: torch.nn.Module) -> dict[str, Any]:

@@ -58,10 +58,11 @@ def is_kernel_installed(name: str, device: torch.device) -> bool:
 
 def find_launcher(name: str, device: torch.device) -> Launcher:
     """Return the launcher of an installed kernel; raise Error if there is none."""
-    return _find_installed(name, device)[0]
+    return find_kernel(name, device)[0]
 
 
-def _find_installed(name: str, device: torch.device) -> tuple[Launcher, ConvSignature]:
+def find_kernel(name: str, device: torch.device) -> tuple[Launcher, ConvSignature]:
+    """Return the launcher and the signature of an installed kernel; raise Error if there is none."""
     entry = _launchers.get((name, device))
     if entry is None:
         raise Error(f"no kernel for {name} on {device} is loaded in this process: optimize or load the model here")
@@ -82,6 +83,13 @@ def _unregister_refresh(pointer: int, refresh: Callable[[], None]) -> None:
             del _tracked_weights[pointer]
 
 
+def refresh_weight(weight: torch.Tensor) -> None:
+    """Call the functions that update a weight, before a kernel reads it."""
+    if tracked := _tracked_weights.get(weight.data_ptr()):
+        for refresh in tracked.refresh_callbacks:
+            refresh()
+
+
 def packed_weight_cache(weight: torch.Tensor) -> dict[Launcher, tuple[int, Any]] | None:
     """Return the dictionary of a weight's packed copies by launcher; None for a weight that is not tracked."""
     tracked = _tracked_weights.get(weight.data_ptr())
@@ -96,14 +104,14 @@ def _run_conv(
     workload: str,
     slope: torch.Tensor | None = None,
 ) -> torch.Tensor:
-    launcher_function, signature = _find_installed(workload, x.device)
-    _check_tensors(signature, x, weight, bias, add)
+    launcher_function, signature = find_kernel(workload, x.device)
+    check_tensors(signature, x, weight, bias, add)
+    if signature.quantization_ops:
+        raise Error(f"{signature.workload.text}: expected the operator tvmconv::quantized_conv for its epilogue")
     if (slope is None) == signature.takes_slope or (slope is not None and not _is_per_channel(slope, signature, x)):
         description = "no slope" if slope is None else f"a slope {tuple(slope.shape)} of {slope.dtype}"
         raise Error(f"{signature.workload.text} does not take {description}: expected the arguments of its epilogue")
-    if tracked := _tracked_weights.get(weight.data_ptr()):
-        for refresh in tracked.refresh_callbacks:
-            refresh()
+    refresh_weight(weight)
     residual = None if add is None else signature.to_output_layout(add)
     arguments = (signature.to_input_layout(x), signature.to_input_layout(weight), bias, residual)
     return launcher_function(*arguments) if slope is None else launcher_function(*arguments, slope)
@@ -115,9 +123,10 @@ def _is_per_channel(tensor: torch.Tensor, signature: ConvSignature, x: torch.Ten
     return tensor.shape == (signature.workload.O,) and tensor.dtype == signature.bias_dtype and is_dense
 
 
-def _check_tensors(
+def check_tensors(
     signature: ConvSignature, x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, add: torch.Tensor | None
 ) -> None:
+    """Raise Error if tensors have other shapes, dtypes or devices than a kernel's signature."""
     if (
         x.shape == signature.x_shape
         and weight.shape == signature.weight_shape
@@ -128,7 +137,7 @@ def _check_tensors(
         and (add is None) != signature.takes_add
         and (
             add is None
-            or (add.shape == signature.output_shape and add.dtype == signature.dtype and add.device == x.device)
+            or (add.shape == signature.output_shape and add.dtype == signature.output_dtype and add.device == x.device)
         )
     ):
         return

@@ -7,7 +7,7 @@ import copy
 import os
 import time
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from typing import Any, Literal, overload
 
@@ -24,7 +24,10 @@ from tvmconv.torch.fusion import ConvSite, match_convolutions
 from tvmconv.torch.kernels import KernelProvider
 from tvmconv.torch.layout_plan import LayoutCosts, LayoutPlanner
 from tvmconv.torch.model import MEMORY_FORMAT_BY_NAME, Optimized, choose_memory_format, find_memory_format
+from tvmconv.torch.observers import ObserverName
 from tvmconv.torch.partition import GraphPartition, clone_tensors, partition_model, record_calls
+from tvmconv.torch.quantization_options import DEFAULT_MAX_ERROR, QuantizationOptions, make_quantization_options
+from tvmconv.torch.quantize import quantize_with_kernels
 from tvmconv.torch.report import Report
 from tvmconv.torch.selection import (
     OTHER_INPUTS_NOTE,
@@ -43,6 +46,7 @@ CPU_MODEL_WARNING = (
     'choose="tuned" (--all) uses tvmconv\'s kernels'
 )
 PLANNING_FRACTION = 0.1  # of the time until the deadline, for timings that decide about layouts
+QUANTIZATION_FRACTION = 0.6  # of the time for searches, for those of 8-bit convolutions
 NUM_TIMING_CALLS = 12  # approximate number of calls in one timing of a model
 
 
@@ -56,6 +60,10 @@ def optimize(
     device: str | None = None,
     choose: ChooseMode = "fastest",
     train: Literal[False] = False,
+    dtype: str | None = None,
+    calibrate: Iterable[Any] | None = None,
+    observer: ObserverName = "mse",
+    max_layer_error: float = DEFAULT_MAX_ERROR,
     progress: Callable[[str], None] | None = None,
 ) -> Optimized: ...
 
@@ -83,6 +91,10 @@ def optimize(
     device: str | None = None,
     choose: ChooseMode = "fastest",
     train: bool = False,
+    dtype: str | None = None,
+    calibrate: Iterable[Any] | None = None,
+    observer: ObserverName = "mse",
+    max_layer_error: float = DEFAULT_MAX_ERROR,
     progress: Callable[[str], None] | None = None,
 ) -> torch.nn.Module:
     """Return a copy of a model whose convolutions run on tvmconv's kernels where these are faster than PyTorch's.
@@ -108,6 +120,13 @@ def optimize(
             for a model on the CPU.
         choose: "fastest" uses kernels that are faster than PyTorch when both are measured, "tuned" uses every kernel.
         train: Whether the copy is for training. The example is then a batch as in training.
+        dtype: "e4m3" or "i8" for convolutions of 8-bit operands where these are faster and accurate enough. None for
+            the model's own precision.
+        calibrate: With `dtype`, typical inputs of the model, each a tensor or a tuple of all arguments.
+        observer: With `dtype`, how the scale of an activation is chosen: by the least mean squared error ("mse"), the
+            largest value ("minmax"), or that of 99.9 % of the values ("percentile").
+        max_layer_error: With `dtype`, the largest relative L2 error of the output of a layer of 8-bit operands. Layers
+            beyond it keep the model's precision.
         progress: Callback that receives a line of text now and then.
 
     Returns:
@@ -115,7 +134,8 @@ def optimize(
         `tvmconv.torch.get_training_report` returns.
 
     Raises:
-        ModelError: The model is not a module, cannot be copied, does not run on the example, or is on several devices.
+        ModelError: The model is not a module, cannot be copied, does not run on the example, or is on several devices;
+            or an argument about quantization is invalid.
         DeviceError: The device does not exist.
         TuningError: `choose` has another value, or `seconds` is not a positive number.
         Error: The log cannot be read or written.
@@ -131,11 +151,25 @@ def optimize(
     deadline = None if seconds is None else Deadline.after(seconds)
     if deadline and choose == "fastest" and isinstance(model, torch.nn.Module) and _is_cpu_model(model):
         warnings.warn(CPU_MODEL_WARNING, FallbackWarning, stacklevel=2)
+    quantization = None
+    if dtype is not None:
+        if train:
+            raise ModelError(f"dtype={dtype!r}: expected no quantization with train=True")
+        quantization = make_quantization_options(dtype, calibrate, observer, max_layer_error)
     if train:
         _check_model(model)
         options: dict[str, Any] = {"log": log, "device": device, "choose": validate_choice(choose)}
         return optimize_training(model, example, deadline=deadline, progress=progress, **options)
-    return optimize_within(deadline, model, example, log=log, device=device, choose=choose, progress=progress)
+    return optimize_within(
+        deadline,
+        model,
+        example,
+        log=log,
+        device=device,
+        choose=choose,
+        quantization=quantization,
+        progress=progress,
+    )
 
 
 def optimize_within(
@@ -146,6 +180,7 @@ def optimize_within(
     log: str | os.PathLike[str] | None = None,
     device: str | None = None,
     choose: ChooseMode = "fastest",
+    quantization: QuantizationOptions | None = None,
     progress: Callable[[str], None] | None = None,
 ) -> Optimized:
     """Optimize a model as `optimize` does, until a deadline of the whole call; None for no search and no limit."""
@@ -158,7 +193,7 @@ def optimize_within(
     gpu_index = torch_device.index if torch_device.type == "cuda" else -1  # the device -1 changes nothing
     # Inference tensors have no version counter.
     with torch.inference_mode(False), torch.no_grad(), torch.cuda.device(gpu_index):
-        return _optimize_on_device(model, arguments, provider, deadline, choose)
+        return _optimize_on_device(model, arguments, provider, deadline, choose, quantization)
 
 
 def _check_model(model: Any) -> None:
@@ -175,6 +210,7 @@ def _optimize_on_device(
     provider: KernelProvider,
     deadline: Deadline | None,
     choose: ChooseMode,
+    quantization: QuantizationOptions | None,
 ) -> Optimized:
     torch_device = provider.torch_device
     with contextlib.ExitStack() as stack:
@@ -205,7 +241,10 @@ def _optimize_on_device(
                 sites = _match_convolutions(optimized, partitions, example, expected, planner)
             notes += [*(planner.describe() if planner else []), OTHER_INPUTS_NOTE]
             counts = count_workloads(sites)
-            selection_deadline = deadline and deadline.shift_earlier(whole_seconds)
+            end_deadline = selection_deadline = deadline and deadline.shift_earlier(whole_seconds)
+            if quantization and end_deadline:
+                remaining_seconds = end_deadline.remaining_seconds
+                selection_deadline = end_deadline.shift_earlier(QUANTIZATION_FRACTION * remaining_seconds)
             provider.find_kernels(
                 counts, selection_deadline and kernels_deadline(len(counts), torch_device, selection_deadline)
             )
@@ -215,6 +254,11 @@ def _optimize_on_device(
         if planner:
             planner.restore_weights(only_of_kernels=True)
         report = Report(layer_reports, pytorch_seconds=pytorch_seconds, notes=tuple(notes))
+        if quantization:
+            report = quantize_with_kernels(
+                *(optimized, partitions, sites, quantization, provider, timing_cache, kernel_selector, report),
+                *(choose, end_deadline, arguments),
+            )
         has_time = deadline is None or deadline.cut_off.remaining_seconds > whole_seconds
         report = kernel_selector.select_whole_model(optimized, partitions, arguments, report, has_time=has_time)
         if planner and optimized.uses_eager:

@@ -30,6 +30,8 @@ class LayerReport:
         followed_by: PyTorch's name of an activation, normalization or sum that follows and is not fused.
         missed_reason: Reason why it is not.
         former: Operations of the model that the layer stands for, such as "Conv2d + BatchNorm2d + ReLU".
+        quantization: Relative error of a layer with 8-bit operands, or the reason why a layer of a quantized model
+            keeps the model's precision.
     """
 
     path: str
@@ -42,6 +44,7 @@ class LayerReport:
     followed_by: str = ""
     missed_reason: str = NO_KERNEL
     former: str = ""
+    quantization: str = ""
 
     runs = former_attribute("implementation")
     before = former_attribute("pytorch_seconds")
@@ -56,7 +59,7 @@ class LayerReport:
             is_unknown = self.missed_reason == NO_KERNEL
             detail = "which no kernel does" if is_unknown else f"which is not fused: {self.missed_reason}"
             unfused_note = f"followed by {self.followed_by}, {detail}"
-        return "; ".join(filter(None, (self.reason or self.config_source, unfused_note)))
+        return "; ".join(filter(None, (self.reason or self.config_source, unfused_note, self.quantization)))
 
 
 @dataclass(frozen=True, repr=False)

@@ -91,6 +91,11 @@ class KernelSelector:
         reports = {index: self._select(sites[index]) for index in order}
         return tuple(reports[index] for index in range(len(sites)))
 
+    def note_tuned(self, module: torch.nn.Module, digest: str) -> None:
+        """Note a module that a kernel computes, with a text that identifies module and kernel."""
+        self._tuned_ids.add(id(module))
+        self._kernel_digests.append(digest)
+
     def describe_omissions(self, num_workloads: int) -> list[str]:
         """Return sentences about the work for which no time was left, given the number of the model's workloads."""
         num_unsearched, sentences = len(self._provider.unsearched_workloads), []

@@ -19,6 +19,7 @@ MEMORY_FORMATS = {2: torch.channels_last, 3: torch.channels_last_3d}  # of NHWC,
 ALIGNMENT = 16  # bytes; PyTorch's allocations are aligned, views of them need not be
 SLOPE_OP = "prelu"  # the epilogue operation that reads the operator's argument `slope`
 ARGUMENT_OPS = ("bias", "add", SLOPE_OP)  # epilogue operations whose arguments the operator takes
+QUANTIZATION_OPS = ("scale", "tensor_scale", "quantize")  # those that the operator of 8-bit convolutions takes as well
 STATS_OP = "stats"  # epilogue operation of training, whose statistics the kernel table returns
 KERNEL_NAME_SEPARATOR = "#"  # a kernel's name is its workload's text, this separator, and a digest
 
@@ -44,6 +45,7 @@ class ConvSignature:
     takes_add: bool
     takes_slope: bool  # of `prelu`
     takes_stats: bool  # whether the kernel returns the statistics of the output's channels
+    quantization_ops: tuple[str, ...] = ()  # operations of `QUANTIZATION_OPS` in the epilogue
 
     def allocate_output(self, device: torch.device) -> torch.Tensor:
         """Return an uninitialized tensor for the output."""
@@ -120,8 +122,9 @@ def parse_signature(name: str) -> ConvSignature:
     workload = parse(text)
     if not isinstance(workload, ConvOperator):
         raise WorkloadError(f"{text}: expected a convolution, its gradient or a transposed convolution")
-    if others := [op.name for op in workload.argument_ops if op.name not in (*ARGUMENT_OPS, STATS_OP)]:
-        accepted = ", ".join(ARGUMENT_OPS)
+    known_ops = (*ARGUMENT_OPS, *QUANTIZATION_OPS, STATS_OP)
+    if others := [op.name for op in workload.argument_ops if op.name not in known_ops]:
+        accepted = ", ".join((*ARGUMENT_OPS, *QUANTIZATION_OPS))
         raise WorkloadError(f"{text}: expected {accepted} as the only arguments of its epilogue, not {others[0]}")
     shapes = workload.argument_shapes
     x_shape, weight_shape = (_to_logical_order(workload.input_layout, shape) for shape in shapes[:2])
@@ -141,4 +144,5 @@ def parse_signature(name: str) -> ConvSignature:
         takes_add="add" in workload.epilogue,
         takes_slope=SLOPE_OP in workload.epilogue,
         takes_stats=STATS_OP in workload.epilogue,
+        quantization_ops=tuple(name for name in QUANTIZATION_OPS if name in workload.epilogue),
     )

@@ -1,0 +1,93 @@
+"""The scale of an activation from its values in calibration, by one of three observers.
+
+| observer | the largest number of the 8-bit type stands for |
+| --- | --- |
+| `minmax` | the largest absolute value |
+| `percentile` | the absolute value that all but 0.1 % of the values do not exceed |
+| `mse` | the absolute value for which the mean squared error of quantized values is least |
+
+All of them read a histogram of absolute values, which grows with the values, so that each batch is seen once.
+"""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import torch
+
+from tvmconv.torch.eight_bit_rounding import get_largest, round_to_8_bits
+
+ObserverName = Literal["mse", "minmax", "percentile"]
+OBSERVERS: tuple[ObserverName, ...] = ("mse", "minmax", "percentile")
+NUM_BINS = 2048
+PERCENTILE = 0.999  # fraction of the values that do not saturate
+NUM_THRESHOLDS = 64  # candidates of the observer `mse`, down to `MIN_THRESHOLD` of the largest value
+MIN_THRESHOLD = 0.1
+
+
+class AbsoluteHistogram:
+    """A histogram of the absolute values of tensors, other than zeros.
+
+    The bins divide a range from zero to a power of two times the first tensor's largest value. For a larger value, the
+    range is doubled, and bins are merged in pairs.
+    """
+
+    def __init__(self) -> None:
+        self.largest = 0.0
+        self._range = 0.0
+        self._counts = torch.zeros(NUM_BINS, dtype=torch.float64)
+
+    def add(self, tensor: torch.Tensor) -> None:
+        """Count the finite values of a tensor."""
+        values = tensor.detach().float().abs().flatten()
+        values = values[(values > 0) & values.isfinite()]
+        if not values.numel():
+            return
+        largest = float(values.max())
+        self.largest = max(self.largest, largest)
+        self._range = self._range or largest
+        while self._range < largest:
+            merged = self._counts.view(-1, 2).sum(1)
+            self._counts = torch.cat([merged, torch.zeros_like(merged)])
+            self._range *= 2
+        counts = torch.histc(values, NUM_BINS, 0.0, self._range)
+        self._counts += counts.to("cpu", torch.float64)
+
+    def merge(self, other: AbsoluteHistogram) -> AbsoluteHistogram:
+        """Return the histogram of the values of both."""
+        result = AbsoluteHistogram()
+        result.largest, result._range = max(self.largest, other.largest), max(self._range, other._range)
+        for each in (self, other):
+            bins = ((each.centers / result._range) * NUM_BINS).long().clamp(max=NUM_BINS - 1) if each._range else None
+            if bins is not None:
+                result._counts.index_add_(0, bins, each._counts)
+        return result
+
+    @property
+    def centers(self) -> torch.Tensor:
+        """Centers of the bins."""
+        return (torch.arange(NUM_BINS, dtype=torch.float64) + 0.5) * (self._range / NUM_BINS)
+
+    def choose_scale(self, dtype: torch.dtype, observer: ObserverName) -> float:
+        """Return the scale by which values are divided before they are rounded to an 8-bit type."""
+        if not self.largest:
+            return 1.0
+        if observer == "minmax":
+            threshold = self.largest
+        elif observer == "percentile":
+            cumulative = self._counts.cumsum(0)
+            index = int(torch.searchsorted(cumulative, PERCENTILE * cumulative[-1]).clamp(max=NUM_BINS - 1))
+            threshold = min(self.largest, (index + 1) * self._range / NUM_BINS)
+        else:
+            threshold = self._minimize_squared_error(dtype)
+        return threshold / get_largest(dtype)
+
+    def _minimize_squared_error(self, dtype: torch.dtype) -> float:
+        """Return the candidate threshold with the least squared error; the largest of equal ones."""
+        occupied = self._counts > 0
+        centers, counts = self.centers[occupied], self._counts[occupied]
+        thresholds = torch.linspace(1.0, MIN_THRESHOLD, NUM_THRESHOLDS, dtype=torch.float64) * self.largest
+        scales = (thresholds / get_largest(dtype))[:, None]
+        rounded = round_to_8_bits((centers / scales).float(), dtype).double() * scales
+        errors = ((rounded - centers).square() * counts).sum(1)
+        return float(thresholds[int(errors.argmin())])

@@ -1,0 +1,173 @@
+"""The quantization of an optimized model: which convolutions get 8-bit operands, and the graphs that run them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from torch import fx
+
+from tvmconv.errors import ModelError, WorkloadError, translate_to_model_error
+from tvmconv.torch.calibration import find_conv_nodes, measure_errors, record_activations
+from tvmconv.torch.conv_site import ConvSite
+from tvmconv.torch.layer import TunedConv
+from tvmconv.torch.model import Optimized
+from tvmconv.torch.partition import GraphPartition
+from tvmconv.torch.quantization_options import QuantizationOptions
+from tvmconv.torch.quantization_plan import QuantizedGraph, quantize_graph
+from tvmconv.torch.quantized_epilogue import plan_epilogue
+from tvmconv.torch.quantized_layer import Quantize, QuantizedConv
+from tvmconv.torch.site_workload import DTYPES
+from tvmconv.workloads import parse
+from tvmconv.workloads.layout import CHANNELS_LAST
+
+QUANTIZED_MODULES = (Quantize, QuantizedConv)
+MIN_CHANNELS = 16  # per group; with fewer, products are few, and tensor cores mostly idle
+
+
+@dataclass(frozen=True)
+class QuantizedSite:
+    """A convolution with 8-bit operands of a graph.
+
+    Attributes:
+        site: The same convolution in 16 or 32 bits.
+        module: The module that computes it.
+        workload_text: Text of its workload.
+        is_rounded: Whether an operator of its own rounds its input.
+    """
+
+    site: ConvSite
+    module: QuantizedConv
+    workload_text: str
+    is_rounded: bool
+
+
+class ModelQuantizer:
+    """The quantization of the convolutions of a model; it may be repeated with fewer of them.
+
+    Args:
+        model: The model, whose graphs call tuned convolutions.
+        partitions: Its graphs.
+        sites: All convolutions.
+        options: Type, batches and bounds.
+
+    Attributes:
+        reasons: Reasons why convolutions keep the model's precision, by the identity of their module.
+        errors: Relative L2 errors of convolutions with 8-bit operands, likewise.
+    """
+
+    def __init__(
+        self,
+        model: Optimized,
+        partitions: Sequence[GraphPartition],
+        sites: Sequence[ConvSite],
+        options: QuantizationOptions,
+    ) -> None:
+        self._model, self._partitions, self._options = model, partitions, options
+        self._former_graphs = [partition.module.graph.graph for partition in partitions]
+        self._convs = [find_conv_nodes(partition.module.graph) for partition in partitions]
+        self._sites = {id(site.module): site for site in sites if site.module is not None}
+        self.reasons: dict[int, str] = {}
+        self.errors: dict[int, float] = {}
+        with translate_to_model_error("the model does not run on an input for calibration"):
+            self._scales = self._calibrate()
+            self._measure_errors()
+
+    def _calibrate(self) -> dict[fx.Node, float]:
+        """Return the scales of all tensors that convolutions read."""
+        options = self._options
+        histograms = record_activations(self._model, self._partitions, options)
+        for convs in self._convs:
+            for node, module in convs.items():
+                site = self._sites[id(module)]
+                if node.args[0] not in histograms:
+                    self.reasons[id(module)] = "it did not run on the inputs for calibration"
+                elif reason := _find_obstacle(site, options):
+                    self.reasons[id(module)] = reason
+        return {node: each.choose_scale(options.torch_dtype, options.observer) for node, each in histograms.items()}
+
+    def _measure_errors(self) -> None:
+        """Measure the error of each convolution, and keep the model's precision where it exceeds the bound."""
+        dtype, nodes = self._options.torch_dtype, self._list_quantized()
+        layers = {
+            node: QuantizedConv(module, dtype, _get_output_dtype(self._sites[id(module)]), self._scales[node.args[0]])
+            for node, module in nodes.items()
+        }
+        for node, error in measure_errors(self._model, self._partitions, self._options, layers).items():
+            module = nodes[node]
+            self.errors[id(module)] = error
+            if not error <= self._options.max_error:
+                self.reasons[id(module)] = f"its error would be {error:.2g}, more than {self._options.max_error:.2g}"
+
+    def _list_quantized(self) -> dict[Any, TunedConv]:
+        return {
+            node: module for convs in self._convs for node, module in convs.items() if id(module) not in self.reasons
+        }
+
+    def apply(self) -> list[QuantizedSite]:
+        """Quantize all convolutions that have no reason against it, and return them."""
+        self.restore()
+        sites: list[QuantizedSite] = []
+        quantized_nodes = self._list_quantized()
+        for partition, convs in zip(self._partitions, self._convs, strict=True):
+            graph_module = partition.module.graph
+            quantized = [node for node in convs if node in quantized_nodes]
+            dtypes = {node: _get_output_dtype(self._sites[id(convs[node])]) for node in quantized}
+            result = quantize_graph(graph_module, convs, quantized, self._scales, self._options.torch_dtype, dtypes)
+            graph_module.graph = result.graph
+            sites += [self._make_site(convs[node], node, result) for node in quantized]
+        return sites
+
+    def _make_site(self, source: TunedConv, node: fx.Node, result: QuantizedGraph) -> QuantizedSite:
+        site, layer = self._sites[id(source)], result.layers[node]
+        return QuantizedSite(site, layer, make_quantized_text(site, layer, self._options), node in result.rounded)
+
+    def restore(self) -> None:
+        """Have the model run the convolutions in its own precision."""
+        for partition, graph in zip(self._partitions, self._former_graphs, strict=True):
+            module = partition.module.graph
+            module.graph = graph
+            for name in [name for name, child in module.named_children() if isinstance(child, QUANTIZED_MODULES)]:
+                module.delete_submodule(name)
+
+
+def _find_obstacle(site: ConvSite, options: QuantizationOptions) -> str:
+    """Return the reason why a convolution cannot be quantized; "" if it can."""
+    conv: Any = site.module.conv
+    if site.is_transposed:
+        return "no kernel computes a transposed convolution of 8-bit operands"
+    channels = conv.weight.shape[1]
+    if channels < MIN_CHANNELS:
+        return f"it has {channels} input channels per group, fewer than {MIN_CHANNELS}"
+    if plan_epilogue(site.epilogue_names, has_bias=True) is None:
+        return "no 8-bit epilogue computes its operations"
+    try:
+        layer = QuantizedConv(site.module, options.torch_dtype, _get_output_dtype(site), 1.0)
+        make_quantized_text(site, layer, options)
+    except (WorkloadError, ModelError) as error:
+        return str(error)
+    return ""
+
+
+def _get_output_dtype(site: ConvSite) -> torch.dtype:
+    """Return the type of a convolution's output in the model."""
+    storage = parse(site.workload_text).storage
+    result: torch.dtype = getattr(torch, storage)
+    return result
+
+
+def make_quantized_text(site: ConvSite, layer: QuantizedConv, options: QuantizationOptions) -> str:
+    """Return the text of the workload of a quantized convolution; raise WorkloadError if there is none."""
+    names = {**DTYPES, layer.dtype: options.dtype.storage}
+    workload: Any = parse(site.workload_text)
+    quantized = replace(
+        workload,
+        dtype=options.dtype.name,
+        layout=CHANNELS_LAST,
+        epilogue=layer.epilogue.ops,
+        out_dtype=names[layer.output_dtype],
+    )
+    text: str = quantized.text
+    return text

@@ -1,0 +1,92 @@
+"""Operators of 8-bit convolutions: `tvmconv::quantize`, and `tvmconv::quantized_conv` with an installed kernel.
+
+On the CPU, PyTorch computes `quantize`.
+"""
+
+from __future__ import annotations
+
+import torch
+
+from tvmconv.errors import Error
+from tvmconv.torch.eight_bit_rounding import round_to_8_bits
+from tvmconv.torch.operator import NAMESPACE, check_tensors, find_kernel, refresh_weight
+from tvmconv.torch.quantize_kernel import launch_quantize
+from tvmconv.torch.signature import QUANTIZATION_OPS, compute_strides, lay_out, parse_signature
+from tvmconv.workloads.layout import CHANNELS_LAST
+
+SCHEMAS = (
+    "quantize(Tensor x, Tensor factor, ScalarType dtype) -> Tensor",
+    "quantized_conv(Tensor x, Tensor weight, Tensor? bias, Tensor? add, Tensor? scale, Tensor? tensor_scale,"
+    " Tensor? quantize, Tensor? slope, str workload) -> Tensor",
+)
+
+_library = torch.library.Library(NAMESPACE, "FRAGMENT")
+for _schema in SCHEMAS:
+    _library.define(_schema, tags=(torch.Tag.needs_fixed_stride_order, torch.Tag.pt2_compliant_tag))
+
+
+def _quantize_on_cpu(x: torch.Tensor, factor: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+    return lay_out(round_to_8_bits(x.float() * factor, dtype), CHANNELS_LAST)
+
+
+def _quantize_on_gpu(x: torch.Tensor, factor: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+    x = lay_out(x, CHANNELS_LAST)
+    y = torch.empty_strided(x.shape, compute_strides(x.shape, CHANNELS_LAST), dtype=dtype, device=x.device)
+    launch_quantize(x, factor, y)
+    return y
+
+
+def _make_fake_quantized(x: torch.Tensor, factor: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+    return x.new_empty_strided(x.shape, compute_strides(x.shape, CHANNELS_LAST), dtype=dtype)
+
+
+def _run_quantized_conv(
+    x: torch.Tensor,
+    weight: torch.Tensor,
+    bias: torch.Tensor | None,
+    add: torch.Tensor | None,
+    scale: torch.Tensor | None,
+    tensor_scale: torch.Tensor | None,
+    quantize: torch.Tensor | None,
+    slope: torch.Tensor | None,
+    workload: str,
+) -> torch.Tensor:
+    launcher_function, signature = find_kernel(workload, x.device)
+    check_tensors(signature, x, weight, bias, add)
+    arguments = dict(zip(QUANTIZATION_OPS, (scale, tensor_scale, quantize), strict=True))
+    given = {name: tensor for name, tensor in arguments.items() if tensor is not None}
+    if tuple(given) != signature.quantization_ops or (slope is None) == signature.takes_slope:
+        raise Error(f"{signature.workload.text}: expected the arguments of its epilogue, not {', '.join(given) or '-'}")
+    for name, tensor in (*given.items(), *([("slope", slope)] if slope is not None else [])):
+        count = signature.workload.O if name in ("scale", "slope") else 1
+        if tensor.numel() != count or tensor.dtype != torch.float32 or tensor.device != x.device:
+            raise Error(f"{signature.workload.text}: {name}: expected {count} numbers in float32 on {x.device}")
+    refresh_weight(weight)
+    residual = None if add is None else signature.to_output_layout(add)
+    operands = (signature.to_input_layout(x), signature.to_input_layout(weight), bias, residual, slope)
+    return launcher_function(*operands, quantization=given)
+
+
+def _make_fake_output(
+    x: torch.Tensor,
+    weight: torch.Tensor,
+    bias: torch.Tensor | None,
+    add: torch.Tensor | None,
+    scale: torch.Tensor | None,
+    tensor_scale: torch.Tensor | None,
+    quantize: torch.Tensor | None,
+    slope: torch.Tensor | None,
+    workload: str,
+) -> torch.Tensor:
+    return parse_signature(workload).allocate_output(x.device)
+
+
+_library.impl("quantize", _quantize_on_cpu, "CPU")
+_library.impl("quantize", _quantize_on_gpu, "CUDA")
+_library.impl("quantized_conv", _run_quantized_conv, "CPU")
+_library.impl("quantized_conv", _run_quantized_conv, "CUDA")
+torch.library.register_fake(f"{NAMESPACE}::quantize", _make_fake_quantized, lib=_library)
+torch.library.register_fake(f"{NAMESPACE}::quantized_conv", _make_fake_output, lib=_library)
+
+quantize = torch.ops.tvmconv.quantize.default
+quantized_conv = torch.ops.tvmconv.quantized_conv.default

@@ -1,0 +1,171 @@
+"""Which tensors of a graph are stored in 8 bits, and the graph with quantized convolutions.
+
+A convolution's output is stored in 8 bits if all its readers take it so: as the input of a quantized convolution, or as
+the residual of one whose own output is stored in 8 bits, because a residual has the type of the output. Its kernel then
+ends with the rounding. All other inputs of quantized convolutions are rounded by an operator of their own.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass
+
+import torch
+from torch import fx
+
+from tvmconv.torch.activation_match import list_value_readers
+from tvmconv.torch.calibration import ConvNodes
+from tvmconv.torch.fusion_steps import is_in_place_write
+from tvmconv.torch.layer import TunedConv
+from tvmconv.torch.quantized_epilogue import plan_epilogue
+from tvmconv.torch.quantized_layer import Quantize, QuantizedConv
+
+
+def find_residual(node: fx.Node) -> fx.Node | None:
+    """Return the node of the residual of a convolution of a graph; None if it has none."""
+    return node.args[1] if len(node.args) > 1 and isinstance(node.args[1], fx.Node) else None
+
+
+def find_stored(convs: ConvNodes, quantized: Collection[fx.Node]) -> set[fx.Node]:
+    """Return the quantized convolutions of which the outputs are stored in 8 bits.
+
+    Args:
+        convs: All tuned convolutions of the graph.
+        quantized: Those that have operands of 8 bits.
+    """
+    stored = {node for node in quantized if node.users and _can_store(convs[node])}
+
+    def is_taken(node: fx.Node, reader: fx.Node) -> bool:
+        if reader not in quantized or (reader.args[0] is not node and find_residual(reader) is not node):
+            return False
+        return find_residual(reader) is not node or reader in stored
+
+    def is_read_in_8_bits(node: fx.Node) -> bool:
+        return any(reader in quantized and reader.args[0] is node for reader in node.users)
+
+    while True:
+        dropped = set()
+        for node in stored:
+            residual = find_residual(node)
+            # A residual that only this convolution reads in 8 bits is not worth a rounding of its own.
+            is_residual_ready = residual is None or residual in stored or is_read_in_8_bits(residual)
+            if not is_residual_ready or not all(is_taken(node, reader) for reader in list_value_readers(node)):
+                dropped.add(node)
+        if not dropped:
+            return stored
+        stored -= dropped
+
+
+def _can_store(module: TunedConv) -> bool:
+    """Return whether a kernel can store the output of a layer in 8 bits.
+
+    Kernels on tensor cores store pairs of channels.
+    """
+    channels = module.conv.weight.shape[0] // module.conv.groups
+    epilogue = plan_epilogue(module.epilogue_names, has_bias=True, output_scale=1.0, residual_scale=1.0)
+    return channels % 2 == 0 and epilogue is not None
+
+
+@dataclass(frozen=True)
+class QuantizedGraph:
+    """A graph with quantized convolutions.
+
+    Attributes:
+        graph: The nodes.
+        layers: Quantized convolutions by their node in the former graph.
+        rounded: Those of them with an input that an operator of its own rounds.
+    """
+
+    graph: fx.Graph
+    layers: dict[fx.Node, QuantizedConv]
+    rounded: set[fx.Node]
+
+
+def quantize_graph(
+    module: fx.GraphModule,
+    convs: ConvNodes,
+    quantized: Collection[fx.Node],
+    scales: Mapping[fx.Node, float],
+    dtype: torch.dtype,
+    output_dtypes: Mapping[fx.Node, torch.dtype],
+) -> QuantizedGraph:
+    """Return the graph of a module with quantized convolutions, which are registered as modules of its own.
+
+    Args:
+        module: The traced graph, which keeps its nodes.
+        convs: Its tuned convolutions.
+        quantized: Those that get operands of 8 bits.
+        scales: Scales of the tensors that they read, by node.
+        dtype: The 8-bit type.
+        output_dtypes: Types of their outputs that are not stored in 8 bits.
+    """
+    former, graph = module.graph, copy.deepcopy(module.graph)
+    copies = dict(zip(former.nodes, graph.nodes, strict=True))
+    stored = find_stored(convs, quantized)
+    builder = _GraphBuilder(module, graph, _has_in_place_writes(module))
+    layers: dict[fx.Node, QuantizedConv] = {}
+    rounded: set[fx.Node] = set()
+    for node in (each for each in former.nodes if each in quantized):
+        source, residual = convs[node], find_residual(node)
+        is_stored = node in stored
+        input_node = node.args[0]
+        assert isinstance(input_node, fx.Node)
+        layer = QuantizedConv(
+            source,
+            dtype,
+            dtype if is_stored else output_dtypes[node],
+            scales[input_node],
+            scales[node] if is_stored else None,
+            scales[residual] if is_stored and residual is not None else None,
+        )
+        layers[node] = layer
+        new_node = copies[node]
+        read_in_8_bits = [input_node, *([residual] if is_stored and residual is not None else [])]
+        for index, read in enumerate(read_in_8_bits):
+            if read not in stored:
+                rounded.add(node)
+                new_node.update_arg(index, builder.round(read, copies[read], new_node, scales[read], source, dtype))
+        new_node.target = builder.add_module(f"quantized_{node.name}", layer)
+    return QuantizedGraph(graph, layers, rounded)
+
+
+class _GraphBuilder:
+    """The insertion of operators that round tensors to 8 bits.
+
+    Several readers of a tensor share one, unless the graph writes to tensors in place.
+    """
+
+    def __init__(self, module: fx.GraphModule, graph: fx.Graph, has_in_place_writes: bool) -> None:
+        self._module, self._graph, self._has_in_place_writes = module, graph, has_in_place_writes
+        self._rounded: dict[fx.Node, fx.Node] = {}
+
+    def add_module(self, name: str, module: torch.nn.Module) -> str:
+        """Register a module and return its name."""
+        self._module.add_submodule(name, module)
+        return name
+
+    def round(
+        self, former: fx.Node, node: fx.Node, reader: fx.Node, scale: float, source: TunedConv, dtype: torch.dtype
+    ) -> fx.Node:
+        """Return a node that rounds a tensor before one of its readers."""
+        if former in self._rounded:
+            return self._rounded[former]
+        name = self.add_module(
+            f"quantize_{reader.name}_{former.name}", Quantize(scale, dtype, source.conv.weight.device)
+        )
+        with self._graph.inserting_before(reader):
+            rounded = self._graph.call_module(name, (node,))
+        if not self._has_in_place_writes:
+            self._rounded[former] = rounded
+        return rounded
+
+
+def _has_in_place_writes(module: fx.GraphModule) -> bool:
+    modules = dict(module.named_modules())
+    own = (TunedConv, QuantizedConv, Quantize)
+    return any(
+        is_in_place_write(node, modules)
+        for node in module.graph.nodes
+        if not (node.op == "call_module" and isinstance(modules[node.target], own))
+    )

@@ -1,0 +1,59 @@
+"""The epilogue of an 8-bit convolution: the operations of the layer, between those that scale and quantize.
+
+A residual has the type of the output. If both have 8 bits, the kernel adds the residual's integers or 8-bit floats, so
+the sum is in units of the residual's scale. An activation that maps c · y to c · its value for all c > 0, such as relu,
+is the same in these units. Before another activation, `tensor_scale` returns to the layer's own units.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from tvmconv.workloads.epilogues.operations import SLOPES
+
+ADD = "add"
+SCALE, TENSOR_SCALE, QUANTIZE = "scale", "tensor_scale", "quantize"
+# Activations that a positive factor on their argument multiplies.
+HOMOGENEOUS_OPS = frozenset({"relu", "prelu", *SLOPES})
+
+
+@dataclass(frozen=True)
+class QuantizedEpilogue:
+    """The operations of a kernel's epilogue, and the numbers that they read."""
+
+    ops: tuple[str, ...]
+    unit: float = 1.0  # scale and bias are divided by it
+    tensor_scale: float | None = None  # argument of the operation; None without it
+    quantize: float | None = None  # likewise
+
+
+def plan_epilogue(
+    names: Sequence[str], *, has_bias: bool, output_scale: float | None = None, residual_scale: float | None = None
+) -> QuantizedEpilogue | None:
+    """Return the epilogue of a layer; None if no list of operations, each used at most once, computes it.
+
+    Args:
+        names: Operations of the layer after the bias, with `add` for a residual.
+        has_bias: Whether the layer has a bias.
+        output_scale: Scale of the output; None for an output in 16 or 32 bits.
+        residual_scale: Scale of a residual of 8 bits, which has an output of 8 bits.
+    """
+    start = (SCALE, "bias") if has_bias else (SCALE,)
+    quantizing = () if output_scale is None else (QUANTIZE,)
+    factor = None if output_scale is None else 1 / output_scale
+    if ADD not in names or residual_scale is None:
+        return QuantizedEpilogue((*start, *names, *quantizing), quantize=factor)
+    assert factor is not None
+    index = names.index(ADD)
+    before, after = tuple(names[:index]), tuple(names[index + 1 :])
+    factor_after = residual_scale * factor
+    if HOMOGENEOUS_OPS.issuperset(before):
+        if HOMOGENEOUS_OPS.issuperset(after):
+            return QuantizedEpilogue((*start, *names, QUANTIZE), residual_scale, None, factor_after)
+        ops = (*start, *before, ADD, TENSOR_SCALE, *after, QUANTIZE)
+        return QuantizedEpilogue(ops, residual_scale, residual_scale, factor)
+    if HOMOGENEOUS_OPS.issuperset(after):
+        ops = (*start, *before, TENSOR_SCALE, ADD, *after, QUANTIZE)
+        return QuantizedEpilogue(ops, 1.0, 1 / residual_scale, factor_after)
+    return None

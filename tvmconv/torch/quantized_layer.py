@@ -1,0 +1,205 @@
+"""Modules of a quantized graph: a convolution of 8-bit operands with its epilogue, and the rounding of an input."""
+
+from __future__ import annotations
+
+import weakref
+from typing import Any
+
+import torch
+from torch.nn import functional
+
+from tvmconv.baselines.torch_calls import apply_op
+from tvmconv.errors import ModelError
+from tvmconv.torch.eight_bit_rounding import quantize_weight, round_to_8_bits
+from tvmconv.torch.layer import InputKey, TensorStamp, TunedConv, are_current, stamp_tensors
+from tvmconv.torch.operator import register_weight_refresh
+from tvmconv.torch.quantization_operators import quantize, quantized_conv
+from tvmconv.torch.quantized_epilogue import ADD, QUANTIZE, SCALE, TENSOR_SCALE, plan_epilogue
+from tvmconv.torch.signature import SLOPE_OP, lay_out
+from tvmconv.torch.site_workload import resolve_padding
+from tvmconv.workloads.layout import CHANNELS_LAST
+
+CONV_FUNCTIONS = {1: functional.conv1d, 2: functional.conv2d, 3: functional.conv3d}
+TENSOR_NAMES = ("weight", SCALE, "bias", SLOPE_OP, TENSOR_SCALE, QUANTIZE)  # of the buffers
+
+
+class Quantize(torch.nn.Module):
+    """The rounding of a tensor divided by a scale to an 8-bit type, in channels last.
+
+    Args:
+        scale: The scale.
+        dtype: The 8-bit type.
+        device: Device of the tensor.
+    """
+
+    def __init__(self, scale: float, dtype: torch.dtype, device: torch.device) -> None:
+        super().__init__()
+        self.dtype = dtype
+        self.register_buffer("factor", torch.tensor([1 / scale], device=device), persistent=False)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """Return the rounded tensor."""
+        factor = self.factor
+        if factor.device != x.device:  # the model was moved
+            factor = self.factor = factor.to(x.device)
+        return quantize(x, factor, self.dtype)
+
+
+class QuantizedConv(torch.nn.Module):
+    """A convolution of 8-bit operands with the operations after it, by a kernel if there is one, else by PyTorch.
+
+    The weight is that of the tuned convolution, and is quantized again if the model's weight is written to or replaced.
+    The scales of activations stay. PyTorch's operations compute in float32 what a kernel computes.
+
+    Args:
+        source: The same layer in 16 or 32 bits.
+        dtype: The 8-bit type of the operands.
+        output_dtype: Type of the output; the 8-bit type if it is quantized.
+        input_scale: Scale of the input.
+        output_scale: Scale of the output; None if it is not quantized.
+        residual_scale: Scale of the residual; None without one, or if the output is not quantized.
+    """
+
+    def __init__(
+        self,
+        source: TunedConv,
+        dtype: torch.dtype,
+        output_dtype: torch.dtype,
+        input_scale: float,
+        output_scale: float | None = None,
+        residual_scale: float | None = None,
+    ) -> None:
+        super().__init__()
+        self._source = (source,)  # a tuple hides registered modules
+        self.dtype, self.output_dtype, self.input_scale = dtype, output_dtype, input_scale
+        has_bias = source.fold_weights()[1] is not None
+        epilogue = plan_epilogue(
+            source.epilogue_names,
+            has_bias=has_bias,
+            output_scale=output_scale,
+            residual_scale=residual_scale,
+        )
+        if epilogue is None:
+            raise ModelError(f"no 8-bit epilogue computes {', '.join(source.epilogue_names)}")
+        self.epilogue = epilogue
+        self.kernels: dict[InputKey, str] = {}  # names of kernels
+        self._stamps: list[TensorStamp] = []
+        for name in TENSOR_NAMES:
+            self.register_buffer(name, None, persistent=False)
+        self.refresh()
+
+    @property
+    def source(self) -> TunedConv:
+        """The same layer in 16 or 32 bits."""
+        return self._source[0]
+
+    @staticmethod
+    def make_key(x: torch.Tensor) -> InputKey:
+        """Return the properties of an input that select a kernel."""
+        return tuple(x.shape), x.dtype, x.device, False
+
+    def forward(self, x: torch.Tensor, add: torch.Tensor | None = None) -> torch.Tensor:
+        """Compute the output from the 8-bit input, and from a residual of the output's type if there is one."""
+        kernel = self.kernels.get(self.make_key(x))
+        if kernel is None:
+            y = self.run_reference(x, add)
+        else:
+            x, add = (None if each is None else lay_out(each, CHANNELS_LAST) for each in (x, add))
+            b = self._buffers
+            arguments = (b["bias"], add, b[SCALE], b[TENSOR_SCALE], b[QUANTIZE], b[SLOPE_OP])
+            y = quantized_conv(x, b["weight"], *arguments, kernel)
+        output_layout = self.source.output_layout
+        return y if output_layout is None or y.dtype is self.dtype else lay_out(y, output_layout)
+
+    @torch.no_grad()
+    def run_reference(self, x: torch.Tensor, add: torch.Tensor | None = None) -> torch.Tensor:
+        """Compute the output by PyTorch in float32."""
+        self.refresh()
+        with torch.autocast(x.device.type, enabled=False):
+            y = self._convolve(x.float())
+            for name in self.epilogue.ops:
+                argument = add.float() if name == ADD and add is not None else self._buffers.get(name)
+                y = apply_op(name, y, argument)
+        y = round_to_8_bits(y, self.output_dtype) if self.output_dtype is self.dtype else y.to(self.output_dtype)
+        return lay_out(y, CHANNELS_LAST)
+
+    def _convolve(self, x: torch.Tensor) -> torch.Tensor:
+        conv, source = self.source.conv, self.source
+        ndim = len(conv.kernel_size)
+        padding = resolve_padding(conv, source.pads)
+        low, high = padding[:ndim], padding[-ndim:]
+        sides = [side for pair in zip(reversed(low), reversed(high), strict=True) for side in pair]
+        weight = self._buffers["weight"]
+        assert weight is not None
+        padded = functional.pad(x, sides) if any(sides) else x
+        convolve: Any = CONV_FUNCTIONS[ndim]
+        result: torch.Tensor = convolve(padded, weight.float(), None, conv.stride, 0, conv.dilation, conv.groups)
+        return result
+
+    def assign_kernel(self, key: InputKey, kernel: str) -> None:
+        """Compute inputs with this key by an installed kernel."""
+        self.kernels[key] = kernel
+
+    def clear_kernel(self, key: InputKey) -> None:
+        """Compute inputs with this key by PyTorch."""
+        self.kernels.pop(key, None)
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**self.__dict__, "_stamps": []}  # weak references cannot be copied
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        """Register the refresh of the copy's own weight."""
+        super().__setstate__(state)
+        self._register_refresh()
+
+    def _register_refresh(self) -> None:
+        weak_self = weakref.ref(self)
+
+        def refresh() -> None:
+            if (module := weak_self()) is not None:
+                module.refresh()
+
+        weight = self._buffers["weight"]
+        assert weight is not None
+        register_weight_refresh(weight, refresh)
+
+    def invalidate_packed_weights(self) -> None:
+        """Force quantization before the next launch, because the memory of old source tensors may have been reused."""
+        self._stamps = []
+
+    @torch.no_grad()
+    def refresh(self) -> None:
+        """Quantize the weight again, in the same memory, if the model's tensors have changed."""
+        sources = self.source.weight_sources()
+        if self._stamps and are_current(self._stamps, sources):
+            return
+        stamps = stamp_tensors(sources)
+        is_new = False
+        for name, tensor in self._compute_tensors().items():
+            buffer = self._buffers[name]
+            if buffer is None or buffer.device != tensor.device:
+                self._buffers[name], is_new = tensor, True
+            else:
+                buffer.copy_(tensor)
+        self._stamps = stamps
+        if is_new:
+            self._register_refresh()
+
+    def _compute_tensors(self) -> dict[str, torch.Tensor]:
+        """Return what the kernel reads, by name."""
+        weight, bias = self.source.fold_weights()
+        quantized, weight_scale = quantize_weight(weight, self.dtype)
+        epilogue = self.epilogue
+        tensors = {
+            "weight": lay_out(quantized, CHANNELS_LAST),
+            SCALE: weight_scale * (self.input_scale / epilogue.unit),
+        }
+        if bias is not None:
+            tensors["bias"] = (bias.double() / epilogue.unit).float()
+        slope = self.source.expand_slopes(torch.float32)
+        if slope is not None:
+            tensors[SLOPE_OP] = slope
+        for name, number in ((TENSOR_SCALE, epilogue.tensor_scale), (QUANTIZE, epilogue.quantize)):
+            if number is not None:
+                tensors[name] = torch.tensor([number], dtype=torch.float32, device=weight.device)
+        return tensors

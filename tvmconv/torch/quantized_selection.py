@@ -1,0 +1,179 @@
+"""The selection of the convolutions that run with 8-bit operands: those that are faster so, the rounding included."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+
+from tvmconv.deadline import Deadline
+from tvmconv.errors import Error
+from tvmconv.torch import operator
+from tvmconv.torch.eight_bit_rounding import round_to_8_bits
+from tvmconv.torch.kernels import AvailableKernel, KernelProvider
+from tvmconv.torch.quantization import ModelQuantizer, QuantizedSite
+from tvmconv.torch.quantized_layer import Quantize
+from tvmconv.torch.selection import NO_TIME_REASON, ChooseMode, compute_relative_error, kernels_deadline
+from tvmconv.torch.signature import lay_out, parse_signature
+from tvmconv.torch.timing import TimingCache
+from tvmconv.workloads import parse
+from tvmconv.workloads.layout import CHANNELS_LAST
+
+SEARCH_FRACTION = 0.75  # of the remaining time, for the search; the rest is for kernels with other epilogues
+TOLERANCE_FACTOR = 4.0  # of the workload's tolerance: PyTorch's sums err too
+NOT_FASTER_REASON = "8 bits are no faster"
+
+
+@dataclass
+class QuantizedSelection:
+    """The measurements of a convolution with 8-bit operands, and its kernel; without one, the reason."""
+
+    former_seconds: float | None = None  # with the fastest of PyTorch and tvmconv in the model's precision
+    seconds: float | None = None
+    kernel: AvailableKernel | None = None
+    reason: str = ""
+
+
+class QuantizedSelector:
+    """A selector that decides which convolutions of a quantized model keep their 8-bit operands.
+
+    Args:
+        provider: Source of kernels.
+        timing_cache: Times of calls.
+        choose: "fastest" for layers that are faster than in the model's precision, "tuned" for all with a kernel.
+        deadline: End of searches and timings.
+    """
+
+    def __init__(
+        self, provider: KernelProvider, timing_cache: TimingCache, choose: ChooseMode, deadline: Deadline | None
+    ) -> None:
+        self._provider, self._timing_cache, self._choose_mode = provider, timing_cache, choose
+        self._deadline = deadline
+        self._selections: dict[tuple[str, str, bool], QuantizedSelection] = {}
+        self._searched: dict[str, str] = {}  # texts of searched workloads, by their convolutions
+
+    def select_all(self, quantizer: ModelQuantizer) -> list[tuple[QuantizedSite, QuantizedSelection]]:
+        """Quantize a model with the selected convolutions, and return these.
+
+        Without a convolution's quantization, the outputs before it have another type, and thus other kernels. The
+        remaining ones are then selected again.
+        """
+        while True:
+            sites = quantizer.apply()
+            self._find_kernels(Counter(site.workload_text for site in sites))
+            selected = [(site, self._select(site)) for site in sites]
+            rejected = [(site, selection) for site, selection in selected if selection.kernel is None]
+            if not rejected:
+                break
+            for site, selection in rejected:
+                quantizer.reasons[id(site.site.module)] = selection.reason
+        for site, selection in selected:
+            assert selection.kernel is not None
+            self._assign(site, selection.kernel)
+        return selected
+
+    def _find_kernels(self, counts: Mapping[str, int]) -> None:
+        """Find kernels of workloads: by a search for the first ones, with known configs for later epilogues."""
+        provider, deadline = self._provider, self._deadline
+        new = {text: count for text, count in counts.items() if text not in provider.available}
+        siblings = {text: self._searched[key] for text in new if (key := _strip_epilogue(text)) in self._searched}
+        searched = {text: count for text, count in new.items() if text not in siblings}
+        if searched:
+            search_deadline = deadline and kernels_deadline(
+                len(searched),
+                provider.torch_device,
+                deadline.shift_earlier((1 - SEARCH_FRACTION) * deadline.remaining_seconds),
+            )
+            provider.find_kernels(searched, search_deadline)
+            self._searched.update({_strip_epilogue(text): text for text in searched})
+        if siblings:
+            provider.adopt_configs(siblings, deadline)
+
+    def _select(self, site: QuantizedSite) -> QuantizedSelection:
+        """Measure a convolution, unless an equal one was measured."""
+        key = site.workload_text, site.site.workload_text, site.is_rounded
+        if key not in self._selections:
+            self._selections[key] = self._measure(site)
+        return self._selections[key]
+
+    def _measure(self, site: QuantizedSite) -> QuantizedSelection:
+        """Time a convolution in the model's precision and with the kernels for 8-bit operands."""
+        provider, text = self._provider, site.workload_text
+        if text not in provider.available:
+            return QuantizedSelection(reason=provider.failure_reasons.get(text, "it has no kernel"))
+        if self._deadline and self._deadline.cut_off.has_passed:
+            return QuantizedSelection(reason=NO_TIME_REASON)
+        former = site.site
+        metadata = [former.input_metadata, *([former.residual_metadata] if former.residual_metadata else [])]
+        former_arguments = [each.make_random_like() for each in metadata]
+        former_name = f"precision of the model: {former.workload_text}, {former.former_names}, {former.module.kernels}"
+        selection = QuantizedSelection(
+            self._timing_cache.get_seconds(former_name, lambda: former.module(*former_arguments))
+        )
+        arguments = _make_arguments(site, former_arguments)
+        expected = site.module(*arguments)
+        for kernel in provider.available[text]:
+            if problem := self._try_kernel(site, kernel, arguments, expected):
+                selection.reason = problem
+                continue
+            seconds = self._time(site, kernel, arguments, former_arguments[0])
+            if selection.seconds is None or seconds < selection.seconds:
+                selection.seconds, selection.kernel = seconds, kernel
+        site.module.clear_kernel(site.module.make_key(arguments[0]))
+        former_seconds, seconds = selection.former_seconds, selection.seconds
+        is_slower = seconds is not None and former_seconds is not None and seconds >= former_seconds
+        if is_slower and self._choose_mode == "fastest":
+            selection.kernel, selection.reason = None, NOT_FASTER_REASON
+        return selection
+
+    def _time(
+        self, site: QuantizedSite, kernel: AvailableKernel, arguments: list[torch.Tensor], former_input: torch.Tensor
+    ) -> float:
+        """Return the seconds of a layer with an assigned kernel, and with the rounding of its input if it has one."""
+        name = f"{kernel.digest}: {site.workload_text}"
+        if not site.is_rounded:
+            return self._timing_cache.get_seconds(name, lambda: site.module(*arguments))
+        rounding = Quantize(1.0, site.module.dtype, former_input.device)
+        return self._timing_cache.get_seconds(
+            f"{name}, with the rounding of {former_input.dtype}",
+            lambda: site.module(rounding(former_input), *arguments[1:]),
+        )
+
+    def _assign(self, site: QuantizedSite, kernel: AvailableKernel) -> None:
+        """Have a kernel compute a layer."""
+        operator.install_kernel(kernel.name, kernel.torch_device, kernel.launcher)
+        signature = parse_signature(site.workload_text)
+        key = (signature.x_shape, signature.dtype, kernel.torch_device, False)
+        site.module.assign_kernel(key, kernel.name)
+
+    def _try_kernel(
+        self, site: QuantizedSite, kernel: AvailableKernel, arguments: list[torch.Tensor], expected: torch.Tensor
+    ) -> str:
+        """Compute a layer by a kernel and return the problem with it; "" if there is none."""
+        try:
+            self._assign(site, kernel)
+            error = compute_relative_error(site.module(*arguments), expected)
+        except (Error, RuntimeError) as failure:
+            return str(failure).splitlines()[0]
+        tolerance = TOLERANCE_FACTOR * parse_signature(site.workload_text).workload.tolerance
+        return "" if error <= tolerance else f"the kernel's result differs by {error:.1e}, more than {tolerance:.1e}"
+
+
+def _make_arguments(site: QuantizedSite, former_arguments: list[torch.Tensor]) -> list[torch.Tensor]:
+    """Return an 8-bit input whose values have the sizes of calibrated ones, and a residual of the output's type."""
+    module, (x, *residuals) = site.module, former_arguments
+    factor = 30.0 if module.dtype is torch.int8 else 100.0
+    rounded = lay_out(round_to_8_bits(factor * x.float(), module.dtype), CHANNELS_LAST)
+    if module.output_dtype is module.dtype:
+        residuals = [round_to_8_bits(factor * residual.float(), module.dtype) for residual in residuals]
+    return [rounded, *(lay_out(residual, CHANNELS_LAST) for residual in residuals)]
+
+
+def _strip_epilogue(text: str) -> str:
+    """Return the text of a workload without its epilogue, and with the default output."""
+    workload: Any = parse(text)
+    result: str = replace(workload, epilogue=(), out_dtype="").text
+    return result
