@@ -67,7 +67,7 @@ def where_positive(y: Any, otherwise: Any) -> Any:
 
 
 def apply_op(name: str, y: Any, argument: Any) -> Any:
-    """Apply an operation of an epilogue to sums (N, C, space); `argument`: a residual, or (C), (2, C) or (1) numbers."""
+    """Apply an operation of an epilogue to sums (N, C, space); `argument`: a residual, or (C), (2, C), (1) numbers."""
     import torch
 
     if name == "add":

@@ -4,8 +4,9 @@
     tvmconv bench torch-models sd_vae_decoder --dtype f32 --layout contiguous --seconds 120 --compile default
 
 Each network is timed unchanged in both memory formats, and under `torch.compile` in each named mode. Then
-`tvmconv.torch.optimize` optimizes it by a search, and again from the log, and the result is compiled. Times are those
-of CUDA graphs, and of eager calls with the host's time included. Outputs are compared with the network's in float64.
+`tvmconv.torch.optimize` optimizes it by a search, and again from the log, and the result is compiled. With --quantize,
+it optimizes the network in an 8-bit dtype as well, calibrated on the input. Times are those of CUDA graphs, and of
+eager calls with the host's time included. Outputs are compared with the network's in float64.
 Results are in DIR/torch-NAME.json and .md, with the kernel of each layer; the log is DIR/torch.jsonl.
 """
 
@@ -43,6 +44,7 @@ OWN_NETWORKS = {
 IMAGE = (3, 224, 224)  # input of torchvision's networks
 EAGER, OURS, FROM_LOG = "PyTorch", "tvmconv", "tvmconv, from the log"
 BY_BACKEND = "tvmconv, compiled (backend)"
+QUANTIZED_DTYPES = (dtypes.FLOAT8_E4M3.text, dtypes.INT8.text)
 LAYOUTS = ("channels_last", "contiguous")
 NUM_STATISTICS_IMAGES = 8  # number of images for the statistics of batch normalizations
 
@@ -68,6 +70,8 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     options.add_option(parser, "--image-size", "N", text, former="--side", type=options.parse_count)
     options.add_option(parser, "--seconds", "S", "Seconds of tuning for each network", type=options.parse_positive)
     options.add_option(parser, "--compile", "MODE", "A mode of torch.compile", repeat=True)
+    text = "Optimize with operands in an 8-bit dtype as well"
+    options.add_option(parser, "--quantize", None, text, choices=QUANTIZED_DTYPES, repeat=True)
     parser.add_argument("--backend", action="store_true", help="Compile with the backend tvmconv as well.")
     options.add_option(parser, "--layout", None, "Memory format", choices=LAYOUTS, default=LAYOUTS[0])
     add_device(parser)
@@ -88,7 +92,7 @@ def run(args: argparse.Namespace) -> int:
     num_failed = 0
     for name in args.networks:
         try:
-            timings, layers = _measure(name, device, args)
+            timings, reports = _measure(name, device, args)
         except UsageError:
             raise
         except (Error, RuntimeError) as error:  # the other networks are measured all the same
@@ -98,9 +102,12 @@ def run(args: argparse.Namespace) -> int:
         title = "-".join(["torch", name, args.dtype, *([f"b{args.batch}"] if args.batch > 1 else [])])
         data = {"name": title, "network": name, "dtype": args.dtype, "batch": args.batch, "provenance": source}
         data["timed"] = [asdict(timing) for timing in timings]
-        data["layers"] = [asdict(line) for line in layers.lines]
-        tables = [_make_table(timings), layers.table]
-        report(args, title, tables, [*layers.notes, source], data, title)
+        data["layers"] = [asdict(line) for line in reports[0].lines]
+        for text, quantized in zip(args.quantize, reports[1:], strict=True):
+            data[f"layers in {text}"] = [asdict(line) for line in quantized.lines]
+        tables = [_make_table(timings), *(each.table for each in reports)]
+        notes = dict.fromkeys(note for each in reports for note in each.notes)
+        report(args, title, tables, [*notes, source], data, title)
     return 1 if num_failed else 0
 
 
@@ -117,8 +124,8 @@ def _make_table(timings: list[NetworkTiming]) -> Table:
     return make_table(timings, columns, ["by"])
 
 
-def _measure(name: str, device: Device, args: argparse.Namespace) -> tuple[list[NetworkTiming], Any]:
-    """Time all ways to run a network, and return the times and the report of `optimize`."""
+def _measure(name: str, device: Device, args: argparse.Namespace) -> tuple[list[NetworkTiming], list[Any]]:
+    """Time all ways to run a network, and return the times and the reports of `optimize`, the unquantized one first."""
     import torch
 
     import tvmconv.torch
@@ -173,11 +180,16 @@ def _measure(name: str, device: Device, args: argparse.Namespace) -> tuple[list[
         optimized = time_optimized(OURS, progress=show)
     if log and log.exists():
         time_optimized(FROM_LOG)
+    reports = [optimized.report()]
+    for text in args.quantize:
+        with progress_line(f"{name}, {text}: ") as show:
+            quantized = time_optimized(f"{OURS}, {text}", dtype=text, calibrate=[x], progress=show)
+        reports.append(quantized.report())
     timings += [time_compiled(f"{OURS}, compiled ({mode})", optimized, mode=mode) for mode in args.compile]
     if args.backend:
         how = functools.partial(backend, options={"seconds": args.seconds, "log": log})
         timings.append(time_compiled(BY_BACKEND, model, backend=how))
-    return timings, optimized.report()
+    return timings, reports
 
 
 def make_network(name: str) -> tuple[Any, tuple[int, ...]]:

@@ -29,6 +29,7 @@ BENCHMARKS = {
     "torch-training": "time a training step of PyTorch models with PyTorch's kernels and with tvmconv's",
     "torch-overhead": "time what one call of the PyTorch operator costs the host",
     "layouts": "compare convolutions channels first with channels last, ours and cuDNN's",
+    "eight-bits": "compare convolutions of 8-bit operands with float16 ones, cuDNN's and cuBLAS's",
     "nvbench": "compare times of kernels by NVBench with tvmconv's own times",
     "prediction-safety": "compare predicted kernels with the best untuned ones on unseen layers",
     "estimates": "compare the schedules' latency estimates with measured records",
