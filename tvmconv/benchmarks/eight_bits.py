@@ -161,7 +161,8 @@ def _pick_product(w: Conv, device: Device, cold: bool, stack: ExitStack) -> Cloc
     except Error:
         return None
     stack.callback(timed.close)
-    return lambda seconds: timed.time(seconds).median
+    time_again = timed.time_again
+    return None if time_again is None else lambda seconds: time_again(seconds).median
 
 
 def list_notes(measured: Sequence[EightBitTimes]) -> list[str]:

@@ -35,6 +35,7 @@ class Quantize(torch.nn.Module):
     def __init__(self, scale: float, dtype: torch.dtype, device: torch.device) -> None:
         super().__init__()
         self.dtype = dtype
+        self.factor: torch.Tensor
         self.register_buffer("factor", torch.tensor([1 / scale], device=device), persistent=False)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:

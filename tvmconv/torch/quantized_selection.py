@@ -31,7 +31,6 @@ NOT_FASTER_REASON = "8 bits are no faster"
 class QuantizedSelection:
     """The measurements of a convolution with 8-bit operands, and its kernel; without one, the reason."""
 
-    former_seconds: float | None = None  # with the fastest of PyTorch and tvmconv in the model's precision
     seconds: float | None = None
     kernel: AvailableKernel | None = None
     reason: str = ""
@@ -110,23 +109,28 @@ class QuantizedSelector:
         metadata = [former.input_metadata, *([former.residual_metadata] if former.residual_metadata else [])]
         former_arguments = [each.make_random_like() for each in metadata]
         former_name = f"precision of the model: {former.workload_text}, {former.former_names}, {former.module.kernels}"
-        selection = QuantizedSelection(
-            self._timing_cache.get_seconds(former_name, lambda: former.module(*former_arguments))
-        )
+        former_seconds = self._timing_cache.get_seconds(former_name, lambda: former.module(*former_arguments))
+        selection = self._find_fastest(site, former_arguments)
+        if self._choose_mode == "fastest" and (selection.seconds or 0.0) >= former_seconds:
+            selection = replace(selection, kernel=None, reason=NOT_FASTER_REASON)
+        return selection
+
+    def _find_fastest(self, site: QuantizedSite, former_arguments: list[torch.Tensor]) -> QuantizedSelection:
+        """Return the fastest kernel that computes a convolution correctly."""
+        selection = QuantizedSelection()
         arguments = _make_arguments(site, former_arguments)
         expected = site.module(*arguments)
-        for kernel in provider.available[text]:
+        for kernel in self._provider.available[site.workload_text]:
+            was_installed = operator.is_kernel_installed(kernel.name, kernel.torch_device)
             if problem := self._try_kernel(site, kernel, arguments, expected):
                 selection.reason = problem
-                continue
-            seconds = self._time(site, kernel, arguments, former_arguments[0])
-            if selection.seconds is None or seconds < selection.seconds:
-                selection.seconds, selection.kernel = seconds, kernel
-        site.module.clear_kernel(site.module.make_key(arguments[0]))
-        former_seconds, seconds = selection.former_seconds, selection.seconds
-        is_slower = seconds is not None and former_seconds is not None and seconds >= former_seconds
-        if is_slower and self._choose_mode == "fastest":
-            selection.kernel, selection.reason = None, NOT_FASTER_REASON
+            else:
+                seconds = self._time(site, kernel, arguments, former_arguments[0])
+                if selection.seconds is None or seconds < selection.seconds:
+                    selection.seconds, selection.kernel = seconds, kernel
+            site.module.clear_kernel(site.module.make_key(arguments[0]))
+            if not was_installed:
+                operator.remove_kernel(kernel.name, kernel.torch_device)
         return selection
 
     def _time(
