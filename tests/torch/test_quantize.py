@@ -1,0 +1,193 @@
+"""Quantized models: scales, epilogues, which tensors have 8 bits, accuracy, and kernels on an OpenCL device."""
+
+import itertools
+import re
+
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional
+
+import tvmconv.torch
+from tvmconv.baselines.torch_calls import apply_op
+from tvmconv.compiler import nvrtc
+from tvmconv.errors import ModelError
+from tvmconv.torch.eight_bit_rounding import quantize_weight, round_to_8_bits
+from tvmconv.torch.observers import AbsoluteHistogram
+from tvmconv.torch.quantization_operators import quantize as quantize_tensor
+from tvmconv.torch.quantize_kernel import make_source
+from tvmconv.torch.quantized_epilogue import plan_epilogue
+
+E4M3 = torch.float8_e4m3fn
+
+
+def test_kernels_that_round_to_8_bits_compile():
+    for dtype in (torch.float16, torch.bfloat16, torch.float32):
+        assert [*nvrtc.compile_cubin(make_source(dtype, torch.int8), "sm_80").kernels] == ["quantize"]
+    assert nvrtc.compile_cubin(make_source(torch.float16, E4M3), "sm_90").kernels
+
+
+class Residual(nn.Module):
+    """A classifier of small images with a residual block, a strided convolution and one layer of few channels."""
+
+    def __init__(self):
+        super().__init__()
+        self.stem, self.first, self.second = nn.Conv2d(1, 16, 3, 2, 1), nn.Conv2d(16, 16, 3, 1, 1), nn.Conv2d(16, 16, 1)
+        self.norm, self.last, self.head = nn.BatchNorm2d(16), nn.Conv2d(16, 32, 3, 2, 1), nn.Linear(32, 4)
+
+    def forward(self, x):
+        x = functional.relu(self.stem(x))
+        x = functional.relu(self.norm(self.second(functional.silu(self.first(x)))) + x)
+        return self.head(functional.relu(self.last(x)).mean((2, 3)))
+
+
+def draw_gratings(count, generator):
+    """Return noisy gratings in four directions, and the directions."""
+    direction = torch.randint(0, 4, (count,), generator=generator)
+    angle, phase = direction * torch.pi / 4, 6.28 * torch.rand(count, generator=generator)
+    y, x = torch.meshgrid(torch.arange(12.0), torch.arange(12.0), indexing="ij")
+    along = angle.cos()[:, None, None] * x + angle.sin()[:, None, None] * y
+    wave = torch.sin(1.3 * along + phase[:, None, None])
+    return (wave + 0.8 * torch.randn(count, 12, 12, generator=generator))[:, None], direction
+
+
+@pytest.fixture(scope="module")
+def trained():
+    torch.manual_seed(0)
+    generator, model = torch.Generator().manual_seed(0), Residual()
+    optimizer = torch.optim.Adam(model.parameters(), 1e-2)
+    for _ in range(40):
+        images, directions = draw_gratings(64, generator)
+        optimizer.zero_grad()
+        functional.cross_entropy(model(images), directions).backward()
+        optimizer.step()
+    return model.eval(), [draw_gratings(64, generator)[0] for _ in range(3)], draw_gratings(2000, generator)
+
+
+@pytest.mark.parametrize("dtype", ["i8", "e4m3"])
+def test_trained_model_keeps_its_accuracy(trained, dtype):
+    model, batches, (images, directions) = trained
+
+    def measure_accuracy(network):
+        with torch.no_grad():
+            return float((network(images).argmax(1) == directions).double().mean())
+
+    quantized = tvmconv.torch.quantize(model, batches[0], dtype=dtype, calibrate=batches)
+    assert measure_accuracy(model) > 0.95
+    assert measure_accuracy(quantized) > measure_accuracy(model) - 0.005
+    first, *others = quantized.report().lines
+    assert "1 input channels per group" in first.explanation
+    assert all(f",{dtype},nhwc,scale" in line.workload and "error 0.0" in line.explanation for line in others)
+
+
+def test_chains_and_residuals_are_stored_in_8_bits(trained):
+    model, batches, _ = trained
+    quantized = tvmconv.torch.quantize(model, batches[0], dtype="i8", calibrate=batches, observer="minmax")
+    texts = [line.workload.partition("nhwc,")[2] for line in quantized.report().lines[1:]]
+    assert texts == ["scale,bias,silu,quantize", "scale,bias,add,relu,quantize", "scale,bias,relu"]
+    (code,) = quantized.graph_code()
+    assert len(re.findall(r"self\.quantize_\w+\(", code)) == 1  # of the input and residual of the block
+
+
+def test_layers_with_large_errors_are_not_quantized(trained):
+    model, batches, _ = trained
+    quantized = tvmconv.torch.quantize(model, batches[0], dtype="e4m3", calibrate=batches, max_layer_error=0.02)
+    notes = [line.explanation for line in quantized.report().lines]
+    assert any("more than 0.02" in note for note in notes)
+    assert "operands in e4m3" in quantized.report().notes[0]
+    with torch.no_grad():
+        assert torch.isfinite(quantized(batches[0])).all()
+
+
+def test_changed_weights_are_quantized_again_and_gradients_are_pytorchs():
+    torch.manual_seed(0)
+    model, x = nn.Sequential(nn.Conv2d(16, 8, 3, groups=1)), torch.randn(2, 16, 6, 6)
+    quantized = tvmconv.torch.quantize(model, x, dtype="i8", calibrate=[x])
+    with torch.no_grad():
+        quantized.original[0].weight.mul_(3.0)
+        model[0].weight.mul_(3.0)
+        assert (quantized(x) - model(x)).norm() < 0.02 * model(x).norm()
+    assert torch.equal(quantized(x.clone().requires_grad_()), model(x))
+
+
+def test_kernels_compute_what_pytorch_computes(tmp_path):
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Conv2d(16, 16, 3, 1, 1), nn.SiLU(), nn.Conv2d(16, 8, 1)).eval()
+    batches = [torch.randn(2, 16, 6, 6) for _ in range(2)]
+    x, options = batches[0][:1], {"dtype": "e4m3", "calibrate": batches}
+    ours = tvmconv.torch.optimize(model, x, choose="tuned", **options)
+    with torch.no_grad():
+        expected = tvmconv.torch.quantize(model, x, **options)(x)
+        assert torch.allclose(ours(x), expected, rtol=1e-4, atol=1e-5)
+        assert torch.equal(ours(batches[0]), model(batches[0]))  # other shapes are PyTorch's
+        texts = [line.workload.partition("e4m3,nhwc,")[2] for line in ours.report().lines]
+        assert texts == ["scale,bias,silu,quantize", "scale,bias"]
+        ours.save(tmp_path / "model.tvmconv")
+        assert torch.equal(tvmconv.torch.load(tmp_path / "model.tvmconv")(x), ours(x))
+
+
+def test_epilogues_in_units_of_the_residual():
+    """The operations with the planned numbers are those of the layer, whatever precedes and follows the residual."""
+    sums, residual = torch.randn(4, 3, 5, dtype=torch.float64), torch.randint(-9, 9, (4, 3, 5)).double()
+    bias, scale, output_scale, residual_scale = torch.randn(3).double(), torch.rand(3).double() + 0.5, 0.3, 0.7
+    for before, after in itertools.product([(), ("relu",), ("silu",)], repeat=2):
+        names = (*before, "add", *after)
+        plan = plan_epilogue(names, has_bias=True, output_scale=output_scale, residual_scale=residual_scale)
+        if before == after == ("silu",):
+            assert plan is None
+            continue
+        given = {"scale": scale / plan.unit, "bias": bias / plan.unit, "add": residual}
+        given |= {"tensor_scale": plan.tensor_scale, "quantize": plan.quantize}
+        wanted = {"scale": scale, "bias": bias, "add": residual * residual_scale}
+        y, expected = sums, sums
+        for name in plan.ops:
+            y = apply_op(name, y, given.get(name))
+        for name in ("scale", "bias", *names):
+            expected = apply_op(name, expected, wanted.get(name))
+        assert torch.allclose(y, expected / output_scale)
+
+
+def test_scales_of_observers():
+    torch.manual_seed(0)
+    batches = [torch.randn(5000), 3 * torch.randn(5000), torch.tensor([40.0, float("inf"), float("nan"), 0.0])]
+    histogram, reversed_histogram = AbsoluteHistogram(), AbsoluteHistogram()
+    for batch in batches:
+        histogram.add(batch)
+    for batch in batches[::-1]:
+        reversed_histogram.add(batch)
+    thresholds = {name: 127 * histogram.choose_scale(torch.int8, name) for name in ("minmax", "percentile", "mse")}
+    assert thresholds["minmax"] == pytest.approx(40.0)
+    assert 8 < thresholds["percentile"] < 12
+    assert thresholds["percentile"] < thresholds["mse"] < 40
+    assert reversed_histogram.choose_scale(torch.int8, "mse") == pytest.approx(thresholds["mse"] / 127, rel=0.1)
+    assert 448 * histogram.choose_scale(E4M3, "mse") > 30  # floats have small steps for small numbers
+    assert AbsoluteHistogram().choose_scale(E4M3, "mse") == 1.0
+
+
+def test_rounding_saturates_to_nearest_even():
+    numbers = torch.tensor([0.5, 1.5, -2.5, 300.0, -300.0, float("inf"), float("nan")])
+    assert round_to_8_bits(numbers, torch.int8).tolist() == [0, 2, -2, 127, -128, 127, 0]
+    assert round_to_8_bits(numbers * 2, E4M3)[3:6].tolist() == [448.0, -448.0, 448.0]
+    assert round_to_8_bits(numbers, E4M3)[6].isnan()
+    rounded = quantize_tensor(numbers.view(1, 7, 1, 1).half(), torch.tensor([2.0]), torch.int8)
+    assert rounded.flatten().tolist() == [1, 3, -5, 127, -128, 127, 0]
+    weight, scale = quantize_weight(torch.tensor([[[1.0, -2.0]], [[0.0, 0.0]]]), torch.int8)
+    assert weight.tolist() == [[[64, -127]], [[0, 0]]]
+    assert scale.tolist() == pytest.approx([2 / 127, 1.0])
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"dtype": "i4", "calibrate": [torch.zeros(1, 16, 4, 4)]}, "expected one of e4m3, i8"),
+        ({"dtype": "i8", "calibrate": []}, "at least one input"),
+        ({"dtype": "i8", "calibrate": torch.zeros(1, 16, 4, 4)}, "expected a list of inputs"),
+        ({"dtype": "i8"}, "expected a list of inputs"),
+        ({"dtype": "i8", "calibrate": [torch.zeros(1, 2, 4, 4)]}, "for calibration"),
+        ({"dtype": "i8", "calibrate": [torch.zeros(1, 16, 4, 4)], "observer": "max"}, "expected one of mse"),
+        ({"dtype": "i8", "calibrate": [torch.zeros(1, 16, 4, 4)], "train": True}, "no quantization"),
+    ],
+)
+def test_invalid_options_of_quantization(options, message):
+    with pytest.raises(ModelError, match=message):
+        tvmconv.torch.optimize(nn.Conv2d(16, 4, 1), torch.zeros(1, 16, 4, 4), **options)
