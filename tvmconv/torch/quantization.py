@@ -17,13 +17,12 @@ from tvmconv.torch.model import Optimized
 from tvmconv.torch.partition import GraphPartition
 from tvmconv.torch.quantization_options import QuantizationOptions
 from tvmconv.torch.quantization_plan import QuantizedGraph, quantize_graph
-from tvmconv.torch.quantized_epilogue import plan_epilogue
-from tvmconv.torch.quantized_layer import Quantize, QuantizedConv
+from tvmconv.torch.quantized_layer import Dequantize, Quantize, QuantizedConv
 from tvmconv.torch.site_workload import DTYPES
 from tvmconv.workloads import parse
 from tvmconv.workloads.layout import CHANNELS_LAST
 
-QUANTIZED_MODULES = (Quantize, QuantizedConv)
+QUANTIZED_MODULES = (Dequantize, Quantize, QuantizedConv)
 MIN_CHANNELS = 16  # per group; with fewer, products are few, and tensor cores mostly idle
 
 
@@ -141,8 +140,6 @@ def _find_obstacle(site: ConvSite, options: QuantizationOptions) -> str:
     channels = conv.weight.shape[1]
     if channels < MIN_CHANNELS:
         return f"it has {channels} input channels per group, fewer than {MIN_CHANNELS}"
-    if plan_epilogue(site.epilogue_names, has_bias=True) is None:
-        return "no 8-bit epilogue computes its operations"
     try:
         layer = QuantizedConv(site.module, options.torch_dtype, _get_output_dtype(site), 1.0)
         make_quantized_text(site, layer, options)

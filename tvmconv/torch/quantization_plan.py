@@ -1,8 +1,8 @@
 """Which tensors of a graph are stored in 8 bits, and the graph with quantized convolutions.
 
-A convolution's output is stored in 8 bits if all its readers take it so: as the input of a quantized convolution, or as
-the residual of one whose own output is stored in 8 bits, because a residual has the type of the output. Its kernel then
-ends with the rounding. All other inputs of quantized convolutions are rounded by an operator of their own.
+A convolution's output is stored in 8 bits if all its readers are quantized convolutions, and its kernel then ends with
+the rounding. A residual has the type of the output: where a convolution reads a residual of 8 bits and stores floats,
+an operator widens the residual. All other inputs of quantized convolutions are rounded by an operator of their own.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from tvmconv.torch.calibration import ConvNodes
 from tvmconv.torch.fusion_steps import is_in_place_write
 from tvmconv.torch.layer import TunedConv
 from tvmconv.torch.quantized_epilogue import plan_epilogue
-from tvmconv.torch.quantized_layer import Quantize, QuantizedConv
+from tvmconv.torch.quantized_layer import Dequantize, Quantize, QuantizedConv
 
 
 def find_residual(node: fx.Node) -> fx.Node | None:
@@ -36,25 +36,29 @@ def find_stored(convs: ConvNodes, quantized: Collection[fx.Node]) -> set[fx.Node
     """
     stored = {node for node in quantized if node.users and _can_store(convs[node])}
 
-    def is_taken(node: fx.Node, reader: fx.Node) -> bool:
-        if reader not in quantized or (reader.args[0] is not node and find_residual(reader) is not node):
-            return False
-        return find_residual(reader) is not node or reader in stored
-
     def is_read_in_8_bits(node: fx.Node) -> bool:
-        return any(reader in quantized and reader.args[0] is node for reader in node.users)
+        return any(
+            reader in quantized and (reader.args[0] is node or (reader in stored and find_residual(reader) is node))
+            for reader in node.users
+        )
 
     while True:
         dropped = set()
         for node in stored:
             residual = find_residual(node)
             # A residual that only this convolution reads in 8 bits is not worth a rounding of its own.
-            is_residual_ready = residual is None or residual in stored or is_read_in_8_bits(residual)
-            if not is_residual_ready or not all(is_taken(node, reader) for reader in list_value_readers(node)):
+            is_residual_ready = residual is None or residual in stored or _is_input(residual, quantized)
+            is_taken = all(reader in quantized for reader in list_value_readers(node))
+            if not (is_residual_ready and is_taken and is_read_in_8_bits(node)):
                 dropped.add(node)
         if not dropped:
             return stored
         stored -= dropped
+
+
+def _is_input(node: fx.Node, quantized: Collection[fx.Node]) -> bool:
+    """Return whether a quantized convolution reads a tensor as its input."""
+    return any(reader in quantized and reader.args[0] is node for reader in node.users)
 
 
 def _can_store(module: TunedConv) -> bool:
@@ -126,6 +130,8 @@ def quantize_graph(
             if read not in stored:
                 rounded.add(node)
                 new_node.update_arg(index, builder.round(read, copies[read], new_node, scales[read], source, dtype))
+        if not is_stored and residual in stored:
+            new_node.update_arg(1, builder.widen(copies[residual], new_node, scales[residual], layer))
         new_node.target = builder.add_module(f"quantized_{node.name}", layer)
     return QuantizedGraph(graph, layers, rounded)
 
@@ -159,6 +165,12 @@ class _GraphBuilder:
         if not self._has_in_place_writes:
             self._rounded[former] = rounded
         return rounded
+
+    def widen(self, node: fx.Node, reader: fx.Node, scale: float, layer: QuantizedConv) -> fx.Node:
+        """Return a node that computes the floats of a tensor of 8 bits before one of its readers."""
+        name = self.add_module(f"dequantize_{reader.name}", Dequantize(scale, layer.output_dtype))
+        with self._graph.inserting_before(reader):
+            return self._graph.call_module(name, (node,))
 
 
 def _has_in_place_writes(module: fx.GraphModule) -> bool:

@@ -1,4 +1,4 @@
-"""Modules of a quantized graph: a convolution of 8-bit operands with its epilogue, and the rounding of an input."""
+"""Modules of a quantized graph: convolutions of 8-bit operands, and the conversions of tensors between them."""
 
 from __future__ import annotations
 
@@ -44,6 +44,23 @@ class Quantize(torch.nn.Module):
         if factor.device != x.device:  # the model was moved
             factor = self.factor = factor.to(x.device)
         return quantize(x, factor, self.dtype)
+
+
+class Dequantize(torch.nn.Module):
+    """The floats that a tensor of 8 bits stands for.
+
+    Args:
+        scale: Scale of the tensor.
+        dtype: Type of the floats.
+    """
+
+    def __init__(self, scale: float, dtype: torch.dtype) -> None:
+        super().__init__()
+        self.scale, self.dtype = scale, dtype
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """Return the floats."""
+        return x.to(self.dtype) * self.scale
 
 
 class QuantizedConv(torch.nn.Module):
