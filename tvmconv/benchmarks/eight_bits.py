@@ -67,7 +67,8 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Measure the layers one after another, and write the table after each."""
-    layers = [vary(w, N=batch or w.N) for batch in args.batch or [None] for w in list_layers(args.workloads)]
+    convolutions = list_layers(args.workloads)
+    layers = [*dict.fromkeys(vary(w, N=batch or w.N) for batch in args.batch or [None] for w in convolutions)]
     measured, names = list[EightBitTimes](), args.dtype or DEFAULT_DTYPES
     args.out.mkdir(parents=True, exist_ok=True)
     device = find_device(args)
