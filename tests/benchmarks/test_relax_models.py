@@ -63,17 +63,19 @@ def test_results_become_the_table_of_a_page(bench, tmp_path, capsys):
     page.write_text("before\n<!-- relax-models -->\nold\n<!-- /relax-models -->\nafter\n")
     files = [
         write("1.json", "resnet50", 16, tvm=8e-3, tvmconv_relax=1e-3, pytorch=None),
-        write("2.json", "resnet50", 1, tvmconv_relax=1e-4),
+        write("2.json", "resnet50", 1, tvmconv_relax=1e-4, pytorch=4e-4, pytorch_compiled=3e-4),
         write("3.json", "resnet50", 1, tvm=2e-4),
     ]
     assert bench([*files, "--update-page", page], "relax-table") == 0
     assert "geometric mean" in capsys.readouterr().out
     lines = page.read_text().splitlines()
-    assert lines[2] == "| network | dtype | batch | TVM [µs] | tvmconv.relax [µs] | × TVM | made in [s] | error |"
+    headers = ["network", "dtype", "batch", "TVM [µs]", "PyTorch, best [µs]", "tvmconv.relax [µs]"]
+    headers += ["× TVM", "× PyTorch, best", "made in [s]", "error"]
+    assert lines[2] == f"| {' | '.join(headers)} |"
     assert lines[4:7] == [
-        "| resnet50 | f16 | 1 | 200 | 100 | 2.00 | 20.0 | 1.0e-03 |",
-        "| resnet50 | f16 | 16 | 8,000 | 1,000 | 8.00 | 20.0 | 1.0e-03 |",
-        "| geometric mean | — | — | — | — | 4.00 | — | — |",
+        "| resnet50 | f16 | 1 | 200 | 300 | 100 | 2.00 | 3.00 | 20.0 | 1.0e-03 |",
+        "| resnet50 | f16 | 16 | 8,000 | — | 1,000 | 8.00 | — | 20.0 | 1.0e-03 |",
+        "| geometric mean | — | — | — | — | — | 4.00 | 3.00 | — | — |",
     ]
     page.write_text("[]")
     assert bench([page], "relax-table") == 2

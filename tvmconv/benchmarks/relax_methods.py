@@ -22,12 +22,15 @@ from pathlib import Path
 from typing import Any
 
 from tvmconv import devices
+from tvmconv.compiler.stack_inspection import cache_frames_without_modules
 from tvmconv.errors import Error, describe_error
 from tvmconv.measure.workers.process import set_parent_death_signal
 
 TIMING_SECONDS = 0.3  # device time of a timing
 NUM_PROFILED_CALLS = 5
 CHANNELS_LAST = {"relax.nn.conv2d": ["NHWC", "OHWI"]}
+FAILURES = (AssertionError, Error, RuntimeError, TypeError, ValueError)  # dlight's rules raise AssertionError
+METHODS_OF_PYTORCH = frozenset(["pytorch", "pytorch-compiled", "pytorch-autotuned", "tvmconv-torch"])
 
 
 @dataclass(frozen=True)
@@ -59,7 +62,7 @@ class MethodRow:
         method: Key of `METHODS`.
         device_seconds: Seconds per call of calls that are queued one after another; None if the method failed.
         call_seconds: Seconds of a call and the wait for its result.
-        made_seconds: Seconds until the network could run: import, compilation and search.
+        made_seconds: Seconds from the network, for TVM imported into Relax, until it could run: compilation and search.
         error: Relative L2 difference from the network in float64, for the first image.
         failure: Reason why there is no time.
         details: What the method reports, such as the kernel of each layer.
@@ -173,8 +176,19 @@ class Worker:
             self._write_event({"event": "running"})
             yield
 
+    def prepare_inputs(self, method: str) -> None:
+        """Make what a method gets, so that its time leaves that out: the network, its output in float64, and
+        the module of Relax unless the method is PyTorch's.
+        """
+        import torch  # noqa: F401
+
+        assert self.expected is not None
+        if method not in METHODS_OF_PYTORCH:
+            assert self.module is not None
+
     def run(self, method: str) -> MethodRow:
         """Prepare and time one method."""
+        self.prepare_inputs(method)
         started_at, self.waited_seconds = time.monotonic(), 0.0
         prepare = METHODS[method].prepare
         try:
@@ -182,7 +196,7 @@ class Worker:
             made_seconds = time.monotonic() - started_at - self.waited_seconds
             with self.use_gpu():
                 return MethodRow(method, *time_it(), made_seconds=made_seconds, **self._finish(details))
-        except (Error, RuntimeError, TypeError, ValueError) as error:
+        except FAILURES as error:
             return MethodRow(method, failure=describe_error(error)[:500])
 
     def _finish(self, details: dict[str, Any]) -> dict[str, Any]:
@@ -257,7 +271,7 @@ def profile_kernels(call: Callable[[], object]) -> list[tuple[str, float]]:
 
 
 def _prepare_torch(worker: Worker, network: Callable[[Any], Any], details: dict[str, Any]) -> Prepared:
-    """Return a function that times a network of PyTorch in a CUDA graph."""
+    """Return a function that times a network of PyTorch eagerly and in a CUDA graph, and returns the faster one's."""
     import torch
 
     x = worker.get_torch_example()
@@ -270,23 +284,21 @@ def _prepare_torch(worker: Worker, network: Callable[[Any], Any], details: dict[
                 output = network(x)
             stream.synchronize()
             details["error"] = compute_error(output, worker.expected)
+            eager = time_calls(lambda: network(x), stream.cuda_stream, stream.synchronize)
             with torch.cuda.graph(graph, stream=stream):
                 network(x)
-            return time_calls(graph.replay, stream.cuda_stream, stream.synchronize)
+            captured = time_calls(graph.replay, stream.cuda_stream, stream.synchronize)
+            details.update(eager_seconds=eager[0], graph_seconds=captured[0])
+            return min(eager, captured)
 
     return time_it, details
 
 
-def _prepare_tvm(worker: Worker) -> Prepared:
+def _prepare_tvm(worker: Worker, *, is_channels_last: bool = False) -> Prepared:
     import tvm
 
-    return _prepare_executable(worker, tvm.compile(worker.module, worker.device.make_target()), {})
-
-
-def _prepare_tvm_channels_last(worker: Worker) -> Prepared:
-    import tvm
-
-    return _prepare_executable(worker, tvm.compile(worker.channels_last_module, worker.device.make_target()), {})
+    module = worker.channels_last_module if is_channels_last else worker.module
+    return _prepare_executable(worker, tvm.compile(module, worker.device.make_target()), {})
 
 
 def _prepare_metaschedule(worker: Worker) -> Prepared:
@@ -308,11 +320,11 @@ def _prepare_pytorch(worker: Worker) -> Prepared:
         return _prepare_torch(worker, worker.get_torch_network(), {})
 
 
-def _prepare_pytorch_compiled(worker: Worker) -> Prepared:
+def _prepare_pytorch_compiled(worker: Worker, *, mode: str = "default") -> Prepared:
     import torch
 
     with torch.no_grad():  # without the GPU's lock, because the compiler uses the host for most of the time
-        network = torch.compile(worker.get_torch_network())
+        network = torch.compile(worker.get_torch_network(), mode=mode)
         network(worker.get_torch_example())
     return _prepare_torch(worker, network, {})
 
@@ -344,9 +356,12 @@ class Method:
 
 METHODS = {
     "tvm": Method("TVM", _prepare_tvm),
-    "tvm-nhwc": Method("TVM, channels last", _prepare_tvm_channels_last),
+    "tvm-nhwc": Method("TVM, channels last", functools.partial(_prepare_tvm, is_channels_last=True)),
     "pytorch": Method("PyTorch", _prepare_pytorch),
     "pytorch-compiled": Method("PyTorch, compiled", _prepare_pytorch_compiled),
+    "pytorch-autotuned": Method(
+        "PyTorch, max-autotune", functools.partial(_prepare_pytorch_compiled, mode="max-autotune-no-cudagraphs")
+    ),
     "tvmconv-relax": Method("tvmconv.relax", _prepare_tvmconv_relax),
     "tvmconv-launches": Method(
         "tvmconv.relax, no CUDA graph", functools.partial(_prepare_tvmconv_relax, cuda_graph=False)
@@ -368,6 +383,7 @@ def main(argv: list[str], parent_pid: int) -> None:
         os.write(events, f"{json.dumps(event)}\n".encode())
 
     case = NetworkCase(**json.loads(argv[0]))
+    cache_frames_without_modules()
     worker = Worker(case, write_event)
     for method in case.methods:
         write_event({"event": "row", "row": asdict(worker.run(method))})

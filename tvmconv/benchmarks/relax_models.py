@@ -6,8 +6,9 @@
 Each network, dtype and batch is a case. A worker process per case runs its methods one after another; several workers
 compile at once, and one at a time uses the GPU. A method that takes longer than the limit, or ends its process, costs
 only itself. Two times are measured: that of calls which are queued one after another, and that of a call with the wait
-for its result. PyTorch and tvmconv.torch run in CUDA graphs. Outputs are compared with the network's in float64.
-Results are in DIR/relax-NAME.json and .md, which are written after each method; the log is DIR/relax.jsonl.
+for its result. PyTorch and tvmconv.torch run eagerly and in CUDA graphs, of which the faster counts. Outputs are
+compared with the network's in float64. Results are in DIR/relax-NAME.json and .md, which are written after each method;
+the log is DIR/relax.jsonl.
 """
 
 from __future__ import annotations
@@ -40,6 +41,7 @@ from tvmconv.reports.tables import EMPTY_CELL, Table, format_micros, format_sign
 DTYPES = ("f32", "f16")
 HEADERS = ("by", "queued [µs]", "× TVM", "call [µs]", "made in [s]", "rel. error", "note")
 NUM_KERNELS_SHOWN = 20
+SLOW_METHODS = ("metaschedule", "pytorch-autotuned")
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
@@ -47,7 +49,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("networks", nargs="+", metavar="NAME", help="Networks of torchvision.")
     options.add_option(parser, "--dtype", None, "Dtype", choices=DTYPES, repeat=True)
     options.add_option(parser, "--batch", "N", "Batch size", type=options.parse_count, repeat=True)
-    text = f"Method, of {', '.join(METHODS)}; all but metaschedule by default"
+    text = f"Method, of {', '.join(METHODS)}; all but {' and '.join(SLOW_METHODS)} by default"
     options.add_option(parser, "--method", "NAME", text, choices=METHODS, repeat=True)
     options.add_option(parser, "--seconds", "S", "Seconds of search for each case", type=options.parse_positive)
     text = "Seconds of search by MetaSchedule for each case"
@@ -85,7 +87,7 @@ def _find_version(package: str) -> str:
 
 
 def _list_cases(args: argparse.Namespace, device: str) -> list[NetworkCase]:
-    methods = tuple(args.method) or tuple(name for name in METHODS if name != "metaschedule")
+    methods = tuple(args.method) or tuple(name for name in METHODS if name not in SLOW_METHODS)
     return [
         NetworkCase(
             network,
