@@ -1,5 +1,6 @@
 """`tvmconv optimize`."""
 
+import json
 import sys
 
 import pytest
@@ -12,6 +13,9 @@ import torch
 def tiny():
     print("making it")
     return torch.nn.Sequential(torch.nn.Conv2d(3, 8, 3, padding=1), torch.nn.BatchNorm2d(8), torch.nn.ReLU())
+
+def wide():
+    return torch.nn.Sequential(torch.nn.Conv2d(16, 8, 3), torch.nn.ReLU())
 
 def volumes():
     return torch.nn.Conv3d(3, 4, 3)
@@ -59,6 +63,22 @@ def test_volumes_are_optimized_in_the_faster_layout(module, capsys):
     assert "conv3d:1x3x4x5x6,4x3x3x3x3,s1,p0,bf16" in capsys.readouterr().out
 
 
+def test_a_model_is_quantized_with_inputs_of_a_file(module, tmp_path, capsys):
+    import torch
+
+    command = ["optimize", f"{module}:wide", "--input", "1x16x6x6", "--device", "opencl:0", "--all", "--quantize", "i8"]
+    torch.save([torch.full((2, 16, 8, 8), 3.0), torch.ones(1, 16, 6, 6)], tmp_path / "batches.pt")
+    assert main([*command, "--calibrate", str(tmp_path / "batches.pt"), "--json"]) == 0
+    report = json.loads(capsys.readouterr().out)
+    assert report["lines"][0]["workload"] == "conv2d:1x16x6x6,8x16x3x3,s1,p0,out-f32,i8,nhwc,scale,bias,relu"
+    assert any("from 2 inputs" in note for note in report["notes"])
+    torch.save(torch.ones(1), tmp_path / "tensor.pt")
+    for name, error in (("tensor.pt", "not Tensor"), ("absent.pt", "No such file"), ("module.py", "torch.save")):
+        (tmp_path / "module.py").write_text(MODULE)
+        assert main([*command, "--calibrate", str(tmp_path / name)]) == 2
+        assert error in capsys.readouterr().err
+
+
 def test_an_unwritable_folder_is_refused_at_once(module, tmp_path, capsys):
     (tmp_path / "file").touch()
     out = str(tmp_path / "file" / "out")
@@ -77,6 +97,7 @@ def test_an_unwritable_folder_is_refused_at_once(module, tmp_path, capsys):
         (["{}:tiny", "--input", "x"], "x"),
         (["{}:tiny", "--input", "image=1x3x8x8"], "in order"),
         (["{}:tiny"], "--input"),
+        (["{}:tiny", "--input", "1x3x8x8", "--calibrate", "f"], "for --quantize"),
         (["{}:tiny", "--input", "1x3x8x8", "--device", "sm_90"], "can only be compiled for"),
     ],
 )

@@ -25,6 +25,7 @@ from tvmconv.workloads import dtypes
 from tvmconv.workloads.layout import CHANNELS_FIRST, CHANNELS_LAST, UNIFORM_LAYOUTS
 
 REPORT, MODEL = "report.txt", "model.tvmconv"
+QUANTIZED_DTYPES = (dtypes.FLOAT8_E4M3.text, dtypes.INT8.text)
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
@@ -49,7 +50,21 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     text = "Use tvmconv's kernels for all layers, even where PyTorch's are faster."
     parser.add_argument("--all", action="store_true", help=text)
     parser.add_argument("-o", dest="out", metavar="DIR", type=Path, help=f"Folder to write {REPORT} and {MODEL} to.")
+    _add_quantization_options(parser)
     output.add_table_options(parser, json_help="Print the report as JSON.")
+
+
+def _add_quantization_options(parser: argparse.ArgumentParser) -> None:
+    group = parser.add_argument_group("quantization to 8 bits")
+    text = "Dtype of the operands of convolutions that are faster and accurate enough in 8 bits"
+    add_option(group, "--quantize", None, text, choices=QUANTIZED_DTYPES)
+    text = (
+        "File of torch.save with a list of typical inputs of the model, each a tensor or a tuple of all inputs "
+        "(default: the random input that is timed, with which errors say little about the model)"
+    )
+    add_option(group, "--calibrate", "F", text, type=Path)
+    text = "Largest relative L2 error of a quantized layer; others keep the model's dtype (default: 0.1)"
+    add_option(group, "--max-layer-error", "E", text, type=parse_positive)
 
 
 def _parse_input(text: str) -> InputSpec:
@@ -61,6 +76,9 @@ def _parse_input(text: str) -> InputSpec:
 
 def run(args: argparse.Namespace) -> int:
     """Optimize a model, print the report, and write the report and the model."""
+    for name in ("calibrate", "max_layer_error"):
+        if getattr(args, name) is not None and args.quantize is None:
+            raise UsageError(f"--{name.replace('_', '-')} is for --quantize")
     if args.out:
         with _translate_write_errors(args.out):
             args.out.mkdir(parents=True, exist_ok=True)
@@ -101,6 +119,41 @@ def _make_tensor(model_input: InputSpec, dtype: Any, torch_device: Any) -> Any:
     return torch.randn(model_input.shape, dtype=torch.float32, device=torch_device).to(dtype)
 
 
+def _read_batches(file: Path, dtype: Any, torch_device: Any) -> list[Any]:
+    """Return the inputs for calibration of a file, on a device, with floats in the model's dtype."""
+    import torch
+    from torch.utils._pytree import tree_map
+
+    try:
+        batches = torch.load(file, map_location=torch_device, weights_only=True)
+    except OSError as error:
+        raise UsageError(f"cannot read {file}: {error.strerror}") from error
+    except Exception as error:  # of pickle, zipfile or torch
+        raise UsageError(f"cannot read {file}: expected a list of tensors, written by torch.save") from error
+    if not isinstance(batches, list):
+        raise UsageError(f"{file}: expected a list of inputs of the model, not {type(batches).__name__}")
+
+    def convert(value: Any) -> Any:
+        return value.to(dtype) if isinstance(value, torch.Tensor) and value.is_floating_point() else value
+
+    converted: list[Any] = tree_map(convert, batches)
+    return converted
+
+
+def _make_quantization(args: argparse.Namespace, example: tuple[Any, ...], dtype: Any, torch_device: Any) -> Any:
+    """Return the options of the quantization; None for none."""
+    from tvmconv.torch.quantization_options import DEFAULT_MAX_ERROR, make_quantization_options
+
+    if args.quantize is None:
+        return None
+    batches: list[Any] = [example]
+    if args.calibrate:
+        batches = _read_batches(args.calibrate, dtype, torch_device)
+    else:
+        print_note("calibrated with random inputs: time this model, but do not use it; --calibrate takes typical ones")
+    return make_quantization_options(args.quantize, batches, "mse", args.max_layer_error or DEFAULT_MAX_ERROR)
+
+
 def _optimize(args: argparse.Namespace) -> Any:
     # The first import raises an error that names missing packages.
     from tvmconv.torch.optimize import CPU_MODEL_WARNING, optimize_within  # noqa: I001
@@ -130,6 +183,7 @@ def _optimize(args: argparse.Namespace) -> Any:
             input_tensor.contiguous(memory_format=formats.get(input_tensor.dim() - 2, torch.contiguous_format))
             for input_tensor in inputs
         ]
+    quantization = _make_quantization(args, tuple(inputs), dtype, torch_device)
     choose: Any = "tuned" if args.all else "fastest"
     if device.kind != "cuda" and args.seconds is not None and not args.all:
         print_note(CPU_MODEL_WARNING)
@@ -141,5 +195,6 @@ def _optimize(args: argparse.Namespace) -> Any:
             log=args.log,
             device=device.text,
             choose=choose,
+            quantization=quantization,
             progress=show,
         )
