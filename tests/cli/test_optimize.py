@@ -1,7 +1,8 @@
 """`tvmconv optimize`."""
 
-import json
+import importlib
 import sys
+from types import SimpleNamespace
 
 import pytest
 
@@ -13,9 +14,6 @@ import torch
 def tiny():
     print("making it")
     return torch.nn.Sequential(torch.nn.Conv2d(3, 8, 3, padding=1), torch.nn.BatchNorm2d(8), torch.nn.ReLU())
-
-def wide():
-    return torch.nn.Sequential(torch.nn.Conv2d(16, 8, 3), torch.nn.ReLU())
 
 def volumes():
     return torch.nn.Conv3d(3, 4, 3)
@@ -63,18 +61,35 @@ def test_volumes_are_optimized_in_the_faster_layout(module, capsys):
     assert "conv3d:1x3x4x5x6,4x3x3x3x3,s1,p0,bf16" in capsys.readouterr().out
 
 
-def test_a_model_is_quantized_with_inputs_of_a_file(module, tmp_path, capsys):
+def test_a_model_is_quantized_with_inputs_of_a_file(module, tmp_path, monkeypatch, capsys):
     import torch
 
-    command = ["optimize", f"{module}:wide", "--input", "1x16x6x6", "--device", "opencl:0", "--all", "--quantize", "i8"]
-    torch.save([torch.full((2, 16, 8, 8), 3.0), torch.ones(1, 16, 6, 6)], tmp_path / "batches.pt")
-    assert main([*command, "--calibrate", str(tmp_path / "batches.pt"), "--json"]) == 0
-    report = json.loads(capsys.readouterr().out)
-    assert report["lines"][0]["workload"] == "conv2d:1x16x6x6,8x16x3x3,s1,p0,out-f32,i8,nhwc,scale,bias,relu"
-    assert any("from 2 inputs" in note for note in report["notes"])
+    from tvmconv.torch.report import Report
+
+    given = []
+
+    def optimize_within(*arguments, quantization, **options):
+        given.append(quantization)
+        return SimpleNamespace(report=lambda: Report(()))
+
+    monkeypatch.setattr(importlib.import_module("tvmconv.torch.optimize"), "optimize_within", optimize_within)
+    command = ["optimize", f"{module}:tiny", "--input", "1x3x6x6", "--device", "opencl:0", "--quantize", "i8"]
+    torch.save([torch.ones(2, 3, 8, 8), (torch.ones(1, 3, 6, 6),)], tmp_path / "batches.pt")
+    calibrate = ["--calibrate", str(tmp_path / "batches.pt")]
+    assert main([*command, "--dtype", "bf16", *calibrate, "--max-layer-error", "0.2"]) == 0
+    assert main(command) == 0
+    assert "calibrated with random inputs" in capsys.readouterr().err
+    (first,), _ = given[0].batches
+    assert (first.dtype, first.shape, given[0].dtype.text, given[0].max_error) == (
+        torch.bfloat16,
+        (2, 3, 8, 8),
+        "i8",
+        0.2,
+    )
+    assert [batch[0].shape for batch in given[1].batches] == [(1, 3, 6, 6)]
     torch.save(torch.ones(1), tmp_path / "tensor.pt")
-    for name, error in (("tensor.pt", "not Tensor"), ("absent.pt", "No such file"), ("module.py", "torch.save")):
-        (tmp_path / "module.py").write_text(MODULE)
+    (tmp_path / "text.pt").write_text(MODULE)
+    for name, error in (("tensor.pt", "not Tensor"), ("absent.pt", "No such file"), ("text.pt", "torch.save")):
         assert main([*command, "--calibrate", str(tmp_path / name)]) == 2
         assert error in capsys.readouterr().err
 

@@ -100,6 +100,8 @@ def command_of(section, page, folder):
         return ["bench", "relax-table", *recorded("*/relax/relax-*.json")]
     if section == "agreement":
         return ["counters", "--from", *recorded("*/*/kernels-beside.json.gz")]
+    if section == "eight-bits":
+        return ["bench", "eight-bits", "--from", *recorded("*/*/eight-bits.json")]
     if section.startswith("gradients-"):
         return ["bench", "layer-table", *recorded(f"*/gradients/{section}.json.gz"), "--section", section]
     (measured,) = recorded(f"*/*/{section}.json")

@@ -2,6 +2,7 @@
 
     tvmconv bench eight-bits conv2d:1x64x56x56,64x64x3x3,s1,p1 --batch 32 --seconds 3 --device cuda:0 -o results
     tvmconv bench eight-bits layers.txt --batch 1 --batch 8 --batch 32 --device cuda:0 -o results
+    tvmconv bench eight-bits --from results/eight-bits.json --update-page docs/eight-bits.md
 
 Arguments are convolutions, or files with one per line; their dtype, layout and epilogue are replaced. Each is searched
 in float16 and in each 8-bit dtype for the same time, all channels last and with results in float16; 8-bit kernels also
@@ -13,15 +14,18 @@ each layer, its line is printed, and DIR/eight-bits.md and eight-bits.json have 
 from __future__ import annotations
 
 import argparse
+import json
 import statistics
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import Any
 
 from tvmconv.benchmarks.common import add_device, add_output, find_device, write_report
 from tvmconv.benchmarks.layouts import ROUND_SECONDS, Clock, Search, list_layers, pick_library_call, search_layout
 from tvmconv.cli import options, output
+from tvmconv.cli.errors import UsageError
 from tvmconv.cli.progress import progress_line
 from tvmconv.devices import Device
 from tvmconv.errors import Error
@@ -36,6 +40,7 @@ from tvmconv.verification import Problem
 from tvmconv.workloads import Conv, Workload, dtypes
 from tvmconv.workloads.layout import CHANNELS_LAST, UNIFORM_LAYOUTS
 
+SECTION = "eight-bits"  # of pages, and name of the files
 FLOAT16, CUDNN = "f16", "cuDNN f16"
 EIGHT_BIT_TEXTS = tuple(dtypes.DTYPES[name].text for name in dtypes.EIGHT_BIT_DTYPES)
 DEFAULT_DTYPES = (dtypes.FLOAT8_E4M3.text, dtypes.INT8.text)
@@ -54,7 +59,9 @@ class EightBitTimes:
 def add_options(parser: argparse.ArgumentParser) -> None:
     """Add the options of the benchmark."""
     text = "Convolutions, or files with one on each line."
-    parser.add_argument("workloads", nargs="+", metavar="WORKLOAD", help=text)
+    parser.add_argument("workloads", nargs="*", metavar="WORKLOAD", help=text)
+    text = "File eight-bits.json to read, without measurements."
+    parser.add_argument("--from", dest="file", type=Path, metavar="FILE", help=text)
     text = f"8-bit dtype (default: {' and '.join(DEFAULT_DTYPES)})"
     options.add_option(parser, "--dtype", None, text, choices=EIGHT_BIT_TEXTS, repeat=True)
     text = "Batch size (default: that of each convolution)"
@@ -63,24 +70,56 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     options.add_option(parser, "--seconds", "S", text, type=options.parse_positive, default=3.0)
     add_device(parser)
     add_output(parser)
+    options.add_page(parser)
 
 
 def run(args: argparse.Namespace) -> int:
-    """Measure the layers one after another, and write the table after each."""
+    """Measure the layers one after another, and write the table after each; or read the results of a file."""
+    if bool(args.file) == bool(args.workloads):
+        raise UsageError("expected convolutions to measure, or --from FILE")
+    names = tuple(args.dtype or DEFAULT_DTYPES)
+    if args.file:
+        measured, provenance = read_times(args.file)
+    else:
+        device = find_device(args)
+        provenance = describe_provenance(device, args.command)
+        measured = list(_measure_and_write(args, names, device, provenance))
+    table = make_table(measured, names)
+    output.print_report(args, [table], [*list_notes(measured), provenance], json_data=_make_data(measured, provenance))
+    options.update_page(args.page, SECTION, f"{table.format_markdown()}\n\nMedian times. {provenance}")
+    return 1 if any(times.failures for times in measured) else 0
+
+
+def _measure_and_write(
+    args: argparse.Namespace, names: Sequence[str], device: Device, provenance: str
+) -> Iterator[EightBitTimes]:
+    """Measure the layers, and yield the times of each after the files have them."""
     convolutions = list_layers(args.workloads)
     layers = [*dict.fromkeys(vary(w, N=batch or w.N) for batch in args.batch or [None] for w in convolutions)]
-    measured, names = list[EightBitTimes](), args.dtype or DEFAULT_DTYPES
     args.out.mkdir(parents=True, exist_ok=True)
-    device = find_device(args)
+    measured = list[EightBitTimes]()
     for times in measure_layers(layers, names, device, args):
         measured.append(times)
-        table, notes = make_table(measured, names), list_notes(measured)
-        notes.append(describe_provenance(device, args.command))
-        data = [vars(each) for each in measured]
-        write_report(args.out, "eight-bits", [table], notes, data, "8-bit convolutions")
+        notes, data = [*list_notes(measured), provenance], _make_data(measured, provenance)
+        write_report(args.out, SECTION, [make_table(measured, names)], notes, data, "8-bit convolutions")
         output.print_intermediate(args, make_table([times], names, has_mean=False).format_markdown())
-    output.print_report(args, [table], notes, json_data=data)
-    return 1 if any(times.failures for times in measured) else 0
+        yield times
+
+
+def _make_data(measured: Sequence[EightBitTimes], provenance: str) -> dict[str, Any]:
+    """Return what a file eight-bits.json has."""
+    return {"provenance": provenance, "layers": [vars(times) for times in measured]}
+
+
+def read_times(file: Path) -> tuple[list[EightBitTimes], str]:
+    """Return the times of a file eight-bits.json, and their provenance."""
+    try:
+        data = json.loads(file.read_text(encoding="utf-8"))
+        return [EightBitTimes(**layer) for layer in data["layers"]], data["provenance"]
+    except OSError as error:
+        raise UsageError(f"cannot read {file}: {error.strerror}") from error
+    except (ValueError, TypeError, KeyError) as error:
+        raise UsageError(f"{file}: expected a file eight-bits.json of tvmconv bench eight-bits") from error
 
 
 def vary(w: Conv, **changes: Any) -> Conv:
@@ -105,7 +144,7 @@ def measure_layers(
     The worker processes of the searches start once.
     """
     workloads: dict[Workload, float] = {make_variant(w, text): 1.0 for w in layers for text in (FLOAT16, *names)}
-    tune_options = TuneOptions(seconds=args.seconds, log=args.out / "eight-bits.jsonl", measure_baseline=False)
+    tune_options = TuneOptions(seconds=args.seconds, log=args.out / f"{SECTION}.jsonl", measure_baseline=False)
     with keep_workers_alive(starts_fork_server=True):
         prestart_workers(tune_options.workers, [device])
         searches = tune_tasks(workloads, [device], replace(tune_options, counts_from_ready_workers=True))
