@@ -25,7 +25,7 @@ from typing import Any
 from tvmconv import devices
 from tvmconv.benchmarks.common import add_device, add_output, find_device, report
 from tvmconv.cli import options
-from tvmconv.cli.errors import UsageError
+from tvmconv.cli.errors import UsageError, print_note
 from tvmconv.cli.progress import progress_line
 from tvmconv.devices import Device
 from tvmconv.errors import Error, describe_error
@@ -153,6 +153,7 @@ def _measure(name: str, device: Device, args: argparse.Namespace) -> tuple[list[
             made = time.perf_counter() - started_at if started_at is not None else 0.0
             graph = time_call(lambda: network(x), torch_device)
             eager = time_wall_clock(lambda: network(x), make_waiter(torch_device))
+        print_note(f"{name}, {label}: {graph * 1e6:.0f} µs in a graph, {eager * 1e6:.0f} µs eager, error {error:.1e}")
         return NetworkTiming(label, graph, eager, made, error)
 
     def time_compiled(label: str, network: Any, **how: Any) -> NetworkTiming:
