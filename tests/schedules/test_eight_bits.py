@@ -99,6 +99,16 @@ def test_searches_and_defaults_promote_within_the_bound():
             assert schedule.apply(w, {"promotion_interval": interval})[1].config["promotion_interval"] == interval
 
 
+def test_searches_of_small_layers_start_with_several_estimates():
+    """The cost model knows no operands of 8 bits."""
+    for options in ("e4m3", "i8"):
+        w = tc.parse(f"conv2d:1x96x7x7,60x96x3x3,s1,p1,{options},nhwc")
+        space, configs = space_of(w, "hopper"), find_schedule(w, "hopper").list_starting_configs(w)
+        points = [space.point_from_config({name: config[name] for name in space.knobs}) for config in configs]
+        assert len({tuple(point) for point in points}) == 4
+        assert space.is_legal(np.array(points)).all()
+
+
 @pytest.mark.parametrize(
     ("text", "schedule", "arch", "message"),
     [

@@ -13,7 +13,7 @@ from tvmconv.workloads import Conv
 
 from ...tile_config import Rule, add_rules, declare_choices
 from ..implicit_gemm_shape import ImplicitGemmShape
-from ..promotion import KNOB, PROMOTION_INTERVALS, has_float8_sums, limit_accumulation_error
+from ..promotion import KNOB, PROMOTION_INTERVALS, has_eight_bits, has_float8_sums, limit_accumulation_error
 from .candidates import list_best
 from .constraints import (
     MAX_ACCUMULATORS,
@@ -172,7 +172,8 @@ def list_starting_configs(
     """Return the configs with which a search starts: the best estimates of several tiles for each kernel schedule.
 
     The last one divides the last wave, if an estimate is lower with it. Where the kernel schedule is no knob, there are
-    the best estimates of several tiles for a gradient, and none for a convolution, for which the cost model has some.
+    the best estimates of several tiles for a gradient and for operands of 8 bits. There are none for other
+    convolutions, for which the cost model has some.
 
     Args:
         w: The convolution, as TMA views it, or the product of a gradient.
@@ -190,7 +191,7 @@ def list_starting_configs(
         return list_best(options, rules, lambda t: estimate(t, w), max_tiles, prefers_wide_boxes=is_gradient, **fixed)
 
     if not can_compute_several_tiles(w):
-        ranked = list_tiles(STARTING_TILES) if default else []
+        ranked = list_tiles(STARTING_TILES) if default or has_eight_bits(w) else []
         return [_knob_values(config, options) for config, _ in ranked]
     options["wgmma_m_tiles"] = REALLOCATED_WGMMA_M_TILES_CHOICES
     best_tiles = {
