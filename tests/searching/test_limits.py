@@ -72,6 +72,18 @@ def test_first_configs_are_awaited_where_the_start_took_the_time(log, instant, c
     assert SkippedPhase.SEARCH not in tuned.omitted
 
 
+def test_next_search_is_prepared_after_the_first_trials(log, instant, clock):
+    def prepare_next():
+        num_trials.append(len(trials_of(log)))
+        clock.now += 9.0  # results of other trials arrive meanwhile
+
+    instant.duration, num_trials = (lambda trial: 0.5), []
+    request = TuneOptions("random", seconds=2.0, log=log, measure_baseline=False, started_at=clock.now - 1.9)
+    device = find_device("opencl:0")
+    tune_all(WORKLOAD, ["tiling"], [device], request, lambda status: None, prepare_next=prepare_next)
+    assert num_trials == [4]  # two for each of two builders
+
+
 @pytest.mark.parametrize(("counts_from_ready_workers", "num_trials"), [(True, 10), (False, 1)])
 def test_start_of_processes_is_no_part_of_a_suite_layers_time(
     log, instant, clock, monkeypatch, counts_from_ready_workers, num_trials

@@ -12,7 +12,7 @@ from typing import Any
 from numpy.typing import NDArray
 
 from tvmconv.baselines.base import Baseline, baseline, require_gpu, translate_library_errors
-from tvmconv.baselines.torch_calls import TorchConvCall, list_calls, to_tensor
+from tvmconv.baselines.torch_calls import Tensors, TorchConvCall, list_calls, to_tensor
 from tvmconv.baselines.torch_gradient_calls import list_gradient_calls
 from tvmconv.compiler.executable import ArrayType
 from tvmconv.devices.cuda.device import CudaDevice
@@ -54,7 +54,8 @@ def time_cudnn(
     round limits cuDNN's trials to another number of algorithms in the order of its heuristics. Fewer trials make it
     less likely that a slow algorithm wins by chance: on an H100, the fastest algorithm of a layer was picked in 0 of 24
     trials of all algorithms, and in 4 of 8 trials of the first 2 to 6. The GPU is warmed up before each pick. The
-    fastest pick is kept for `Baseline.time_again`, and the description names it.
+    fastest pick is kept for `Baseline.time_again`, which times it in other memory each time, as our kernels are, and
+    the description names it.
 
     The time includes kernels for parts of the workload that the call does not support, such as asymmetric padding or an
     unfused epilogue. It excludes conversions of the layout, except those of a mixed layout, which cuDNN does not have.
@@ -68,13 +69,13 @@ def time_cudnn(
         timing = fastest.time(seconds)
     finally:
         torch.cuda.empty_cache()  # PyTorch caches gigabytes per stream, which our kernels may need
-    pick = fastest.pick
 
     def close() -> None:
         fastest.close()
         torch.cuda.empty_cache()
 
-    return Baseline(timing, pick.output, pick.description, time_again=fastest.time, close=close)
+    output = fastest.compute_output()
+    return Baseline(timing, output, fastest.pick.description, time_again=fastest.time_elsewhere, close=close)
 
 
 def pick_fastest(w: AnyConv, inputs: Sequence[NDArray[Any]], gpu: CudaDevice, *, cold: bool) -> CudnnPickThread:
@@ -143,6 +144,15 @@ class CudnnPickThread:
         """Time the pick for about `seconds`."""
         return self._thread.submit(self.pick.time, seconds).result()
 
+    def time_elsewhere(self, seconds: float) -> Timing:
+        """Time the pick in tensors that were not used before if their location may matter."""
+        self._thread.submit(self.pick.move_tensors).result()
+        return self.time(seconds)
+
+    def compute_output(self) -> NDArray[Any] | None:
+        """Return Y as the pick computes it; None if the call is not verified."""
+        return self._thread.submit(self.pick.compute_output).result()
+
     def close(self) -> None:
         """End the thread and free the tensors of the pick."""
         self._thread.shutdown()
@@ -183,9 +193,25 @@ class CudnnPick:
             if num_algorithms is not None:
                 warm_up_gpu(torch, gpu, self._stream.cuda_stream)
             for _ in range(3):  # the first call tries the algorithms, which is not allowed in a capture
-                output = call.compute(*self._copies[0])
-            self.output = call.finish(output).float().cpu().numpy() if call.is_verified else None
-            del output
+                call.compute(*self._copies[0])
+        self._previous_copies: list[Tensors] = []  # keep their memory from being used again
+
+    def compute_output(self) -> NDArray[Any] | None:
+        """Return Y, or None if the call is not verified; only in the thread that created this object."""
+        if not self._call.is_verified:
+            return None
+        with self._on_stream():
+            output: NDArray[Any] = self._call.finish(self._call.compute(*self._copies[0])).float().cpu().numpy()
+            return output
+
+    def move_tensors(self) -> None:
+        """Move the inputs to other memory if `Device.is_location_relevant`; outputs are allocated for each timing."""
+        if self._sets.num_sets > 1 or not self._gpu.is_location_relevant(self._sets.set_bytes):
+            return
+        with self._on_stream():
+            moved = tuple(value.clone() if self._torch.is_tensor(value) else value for value in self._copies[0])
+            self._previous_copies.append(self._copies[0])
+            self._copies[0] = moved
 
     def time(self, seconds: float) -> Timing:
         """Time the call like kernels, for about `seconds`; only in the thread that created this object."""
@@ -207,6 +233,7 @@ class CudnnPick:
     def close(self) -> None:
         """Free the tensors."""
         self._copies.clear()
+        self._previous_copies.clear()
 
     def _on_stream(self) -> AbstractContextManager[None]:
         tf32, num_algorithms = self._tf32, self._num_algorithms

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -22,6 +23,8 @@ if TYPE_CHECKING:
     from tvmconv.devices.comparison import OutputComparison, ReferenceOutput
 
 LONG_LAUNCH_SECONDS = 0.5  # a kernel with longer launches is launched as rarely as possible
+# Arrays that exceed the last cache this many times are read from global memory wherever they are.
+MAX_CACHED_RATIO = 4
 MAX_BUFFER_SETS = 512  # limit for cold timings; arrays of a few KiB would need thousands of sets to exceed a cache
 
 
@@ -130,6 +133,20 @@ class Device(ABC):
         `inputs`: all arguments of the kernels except the output.
         `reference`: reference, or the array of the full output.
         """
+
+    def is_location_relevant(self, nbytes: int) -> bool:
+        """Return whether the time of a kernel may depend on the physical location of its arrays.
+
+        Arrays that the last cache could hold compete for its sets, which the physical addresses select. On an H100,
+        one kernel took 8.8 µs or 11.5 µs in different arrays.
+
+        `nbytes`: size of all arrays in bytes.
+        """
+        return self.l2_bytes is not None and nbytes <= MAX_CACHED_RATIO * self.l2_bytes
+
+    def occupy_memory(self, sizes_bytes: Sequence[int]) -> AbstractContextManager[object]:
+        """Return a context in which arrays of these sizes are allocated, so that later arrays are elsewhere."""
+        return nullcontext()
 
     def check_dtypes(self, dtypes: Iterable[str]) -> None:
         """Raise DeviceError if the device does not support arguments of these dtypes."""

@@ -13,6 +13,7 @@ import numpy as np
 from tvmconv import baselines as libraries
 from tvmconv import registry
 from tvmconv.baselines.base import UnsupportedDeviceError
+from tvmconv.compiler.executable import ArrayType
 from tvmconv.devices import Arch, Device, Timing
 from tvmconv.errors import Error, get_reason, log_traceback
 from tvmconv.experiments.preparation import PreparedExperiment
@@ -106,8 +107,10 @@ def run_schedules(
     """Build, verify and time schedules of a workload on the same inputs.
 
     All kernels are built and verified first. Then schedules and libraries are timed in turn for `NUM_ROUNDS` rounds,
-    and for further rounds if these deviate by more than 10 % (`measure_in_rounds`). The time of a row is that of its
-    median round. A schedule or library that fails gets a row with the reason, and a wrong kernel is not timed.
+    and for further rounds if these deviate by more than 10 % (`measure_in_rounds`). The arrays of each round are
+    elsewhere in memory, those of libraries too, because the sets of a cache in which they lie can change a time by
+    30 %. The time of a row is that of its median round. A schedule or library that fails gets a row with the reason,
+    and a wrong kernel is not timed.
 
     Args:
         workload: Workload to compute.
@@ -276,16 +279,19 @@ class _Benchmark:
         return _TimingEntry(row, functools.partial(library_run.time_again, self.round_seconds))
 
     def time_in_rounds(self, entries: Sequence[_TimingEntry]) -> None:
-        """Time all rows that can be timed, in turn."""
+        """Time all rows that can be timed, in turn, each round in arrays elsewhere in memory if that matters."""
         num_rounds = 0
-
-        def measure(round_entries: Sequence[_TimingEntry]) -> list[Timing | Error]:
-            nonlocal num_rounds
-            num_rounds += 1
-            return [self._time_once(entry, num_rounds) for entry in round_entries]
-
         timeable_entries = [entry for entry in entries if entry.time]
-        all_rounds = measure_in_rounds(timeable_entries, measure, _get_median_seconds)
+        with ExitStack() as occupied_memory:
+
+            def measure(round_entries: Sequence[_TimingEntry]) -> list[Timing | Error]:
+                nonlocal num_rounds
+                num_rounds += 1
+                if num_rounds > 1 and self._is_location_relevant:
+                    occupied_memory.enter_context(self.device.occupy_memory(self._array_sizes))
+                return [self._time_once(entry, num_rounds) for entry in round_entries]
+
+            all_rounds = measure_in_rounds(timeable_entries, measure, _get_median_seconds)
         for entry, rounds in zip(timeable_entries, all_rounds, strict=True):
             last_measurement = rounds.measurements[-1]
             if isinstance(last_measurement, Error):
@@ -293,6 +299,18 @@ class _Benchmark:
                 entry.error = last_measurement
             else:
                 entry.row = self._add_timing(entry.row, rounds)
+
+    @property
+    def _array_sizes(self) -> list[int]:
+        """Sizes of all arrays of the workload in bytes."""
+        workload = self.problem.workload
+        arrays = zip(workload.argument_shapes, workload.argument_dtypes, strict=True)
+        return [ArrayType(shape, dtype).nbytes for shape, dtype in arrays]
+
+    @property
+    def _is_location_relevant(self) -> bool:
+        """Whether times may depend on the location of the arrays; cold timings cycle through many of them."""
+        return not self.is_cold and self.device.is_location_relevant(sum(self._array_sizes))
 
     def _time_once(self, entry: _TimingEntry, round_number: int) -> Timing | Error:
         assert entry.time

@@ -37,7 +37,7 @@ class TuneOptions:
     verify: str = "auto"
     hard_deadline: Deadline = field(default_factory=Deadline)  # cuts off the search in any state, besides `seconds`
     # Whether the search waits beyond `seconds` for all configs of its first submission, two for each builder process,
-    # and not only for the first config.
+    # and not only for the first ones, as many as half of the builder processes.
     waits_for_first_trials: bool = True
     # Whether `seconds` counts from the time at which a builder process is ready, instead of from `started_at`.
     counts_from_ready_workers: bool = False

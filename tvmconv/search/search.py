@@ -13,6 +13,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from tvmconv import naive_cost, registry
+from tvmconv.arithmetic import ceil_div
 from tvmconv.deadline import Deadline, find_earliest
 from tvmconv.devices import Device
 from tvmconv.errors import Error
@@ -208,20 +209,30 @@ class _SearchSession:
             if not self._can_stop():
                 is_only_waiting = self._num_required_trials is not None and self._is_past_time()
                 is_exhausted = is_only_waiting or not self._submit_candidates(measurer)
-            measurements = measurer.collect_results(timeout=0.1)
-            progress.elapsed_seconds = time.monotonic() - clock_start
-            for measurement in measurements:
-                self._log.append(Record.from_measurement(measurement, progress.elapsed_seconds))
-            if measurements:
-                self._count_records(self._log.new_records(self._workload))
+            if self._collect_results(measurer, clock_start, timeout=0.1):
                 self._prefetch()
             on_progress(progress)
+        if progress.max_trials is None and self._collect_results(measurer, clock_start, timeout=0):
+            on_progress(progress)  # of trials that ended while the search was busy
+
+    def _collect_results(self, measurer: Measurer, clock_start: float, timeout: float) -> bool:
+        """Log and learn the results since the last call, and return whether there are any."""
+        measurements = measurer.collect_results(timeout=timeout)
+        self.progress.elapsed_seconds = time.monotonic() - clock_start
+        for measurement in measurements:
+            self._log.append(Record.from_measurement(measurement, self.progress.elapsed_seconds))
+        if measurements:
+            self._count_records(self._log.new_records(self._workload))
+        return bool(measurements)
 
     def _prefetch(self) -> None:
-        """Start computing the inputs of the final timings, and towards the end prepare the next search."""
+        """Start computing the inputs of the final timings, and towards the end prepare the next search, which may take
+        so long that it begins after the first trials.
+        """
         if self._options.remeasure_best:
             self._prefetcher.problems.prefetch(self._workload, self._options.verify)
-        if self._prepare_next and self._progress_fraction() >= LOCAL_SEARCH_START_FRACTION:
+        has_first_trials = self.progress.num_trials >= (self._num_required_trials or 1)
+        if self._prepare_next and has_first_trials and self._progress_fraction() >= LOCAL_SEARCH_START_FRACTION:
             prepare_next, self._prepare_next = self._prepare_next, None
             with contextlib.suppress(Error):  # the next search raises the error again
                 prepare_next()
@@ -252,7 +263,8 @@ class _SearchSession:
         )
         measurer.submit_candidates([MeasureCandidate(name, config) for name, config in proposals])
         if self._num_required_trials is None:
-            self._num_required_trials = num_builder_jobs if self._options.waits_for_first_trials else 1
+            num_first_trials = ceil_div(measurer.num_workers, 2)  # of the fastest builds, one job for each builder
+            self._num_required_trials = num_builder_jobs if self._options.waits_for_first_trials else num_first_trials
         return bool(proposals)
 
     def _count_records(self, records: Iterable[Record], *, is_resumed: bool = False) -> None:

@@ -307,10 +307,16 @@ class WgradConfig(TileConfig):
 
 def count_positions(num_pixels: Any, num_taps: Any, stride: int, dilation: int) -> Any:
     """Return the number of distinct positions of X that pixels read below taps; both numbers may be columns."""
-    counts = np.zeros((int(np.max(num_pixels, initial=0)) + 1, int(np.max(num_taps, initial=0)) + 1), int)
-    for pixels, taps in itertools.product(np.unique(num_pixels).tolist(), np.unique(num_taps).tolist()):
-        counts[pixels, taps] = len(list_positions(pixels, taps, stride, dilation))
-    return counts[num_pixels, num_taps]
+    sizes = int(np.max(num_pixels, initial=0)) + 1, int(np.max(num_taps, initial=0)) + 1
+    return _make_position_table(*sizes, stride, dilation)[num_pixels, num_taps]
+
+
+@functools.lru_cache(maxsize=256)
+def _make_position_table(num_rows: int, num_columns: int, stride: int, dilation: int) -> np.ndarray:
+    """Return the numbers of positions for all pixels below `num_rows` and all taps below `num_columns`."""
+    sizes = itertools.product(range(num_rows), range(num_columns))
+    counts = [len(list_positions(pixels, taps, stride, dilation)) for pixels, taps in sizes]
+    return np.array(counts, int).reshape(num_rows, num_columns)
 
 
 def list_positions(num_pixels: int, num_taps: int, stride: int, dilation: int) -> list[int]:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, NoReturn
@@ -17,7 +18,7 @@ from tvmconv.devices import cuda
 from tvmconv.devices.comparison import ReferenceOutput
 from tvmconv.devices.cuda.benchmark import CudaBenchmark
 from tvmconv.devices.cuda.graphs import check_cuda, query_attribute
-from tvmconv.devices.cuda.loaded_kernel import CudaLoadedKernel
+from tvmconv.devices.cuda.loaded_kernel import CudaLoadedKernel, DeviceArrays, translate_errors
 from tvmconv.devices.device import Device, DeviceNotFoundError, get_first_line
 from tvmconv.errors import DeviceError
 from tvmconv.optional_packages import format_install_command
@@ -96,6 +97,14 @@ class CudaDevice(_NvidiaDevice):
     ) -> CudaBenchmark:
         """Copy inputs and reference to the GPU; see `Device.create_benchmark`."""
         return CudaBenchmark(self, inputs, reference)
+
+    @contextmanager
+    def occupy_memory(self, sizes_bytes: Sequence[int]) -> Iterator[None]:
+        """Allocate arrays until the end of a `with` block; see `Device.occupy_memory`."""
+        with translate_errors(self), DeviceArrays() as arrays:
+            for nbytes in sizes_bytes:
+                arrays.allocate(nbytes)
+            yield
 
 
 def list_cuda_devices() -> list[CudaDevice]:

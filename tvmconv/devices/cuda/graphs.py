@@ -62,10 +62,11 @@ def create_stream(index: int) -> Iterator[int]:
     """Create a stream that does not synchronize with the default stream, and yield its handle as an int."""
     check_cuda(cuda.runtime.cudaSetDevice(index))
     stream = check_cuda(cuda.runtime.cudaStreamCreateWithFlags(cuda.runtime.cudaStreamNonBlocking))
+    destroy = cuda.runtime.cudaStreamDestroy  # at the exit of the interpreter, nothing can be imported any more
     try:
         yield int(stream)
     finally:
-        cuda.runtime.cudaStreamDestroy(stream)
+        destroy(stream)
 
 
 class CudaGraph:
