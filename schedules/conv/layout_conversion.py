@@ -165,10 +165,10 @@ class PixelSteps:
         steps = tuple(s if after == 1 else 1 for s, after in zip(w.stride, compact.stride, strict=True))
         return cls(w.input_size, compact.input_size, steps) if compact.input_size != w.input_size else None
 
-    @property
-    def contiguous(self) -> int:
-        """Number of pixels of which groups are contiguous in the image."""
-        return self.size[-1] if self.stride[-1] == 1 else 1
+    def count_vector_pixels(self, max_elements: int) -> int:
+        """Return how many of the pixels that are read an aligned vector of at most `max_elements` of a line has."""
+        vector = math.gcd(self.source_size[-1], max_elements)
+        return vector // self.stride[-1] if vector % self.stride[-1] == 0 else 1
 
     def locate(self, pixel: Expr) -> Expr:
         """Return the position in the image of one of the pixels that are read."""
@@ -328,30 +328,41 @@ class _TileTranspose:
         return 4 // self.itemsize
 
     def load(self, source: Buffer, image: Expr) -> None:
-        """Load the tile; a warp reads 32 columns of as many words' rows as a vector has elements."""
+        """Load the tile; a warp reads 32 columns of as many words' rows as a vector has columns.
+
+        All loads of a thread are in flight before it stores the first one. A vector of pixels has those between them.
+        """
         rows, columns = self.shape
-        contiguous = self.pixels.contiguous if self.pixels else columns
         source_columns = math.prod(self.pixels.source_size) if self.pixels else columns
-        vector = math.gcd(contiguous, VECTOR_BYTES // self.itemsize)
-        lanes_along_columns = WARP_SIZE // vector
+        max_elements = VECTOR_BYTES // self.itemsize
+        vector = self.pixels.count_vector_pixels(max_elements) if self.pixels else math.gcd(columns, max_elements)
+        distance = self.pixels.stride[-1] if self.pixels and vector > 1 else 1  # of neighbouring columns in a vector
+        lanes_along_columns, num_words = WARP_SIZE // vector, max(1, vector * distance * self.itemsize // 4)
+        steps = self._steps(TILE_WORDS // vector * (TILE_COLUMNS // WARP_SIZE))
         vectors = [
-            allocate(f"row_{row}", max(1, vector * self.itemsize // 4), "uint32") for row in range(self.rows_per_word)
+            [allocate(f"row_{row}_{idx}", num_words, "uint32") for row in range(self.rows_per_word)]
+            for idx in range(len(steps))
         ]
-        num_steps = TILE_WORDS // vector * (TILE_COLUMNS // WARP_SIZE)
-        for step in self._steps(num_steps):
-            word = step // 2 * vector + self.lane // lanes_along_columns
-            tile_column = step % 2 * WARP_SIZE + self.lane % lanes_along_columns * vector
+        positions = [
+            (
+                step // 2 * vector + self.lane // lanes_along_columns,
+                step % 2 * WARP_SIZE + self.lane % lanes_along_columns * vector,
+            )
+            for step in steps
+        ]
+        for (word, tile_column), word_vectors in zip(positions, vectors, strict=True):
             column = self.first_column + tile_column
             source_column = self.pixels.locate(column) if self.pixels else column
-            for row_in_word, registers in enumerate(vectors):
+            for row_in_word, registers in enumerate(word_vectors):
                 row = self.first_row + word * self.rows_per_word + row_in_word
-                for e in range(max(1, vector * self.itemsize // 4)):
+                for e in range(num_words):
                     store(registers, e, T.uint32(0))
                 with if_(self._is_inside(row, column)):
                     element = (image * rows + row) * source_columns + source_column
-                    load_global(registers, source, element, vector, is_constant=False)
+                    load_global(registers, source, element, vector * distance, is_constant=False)
+        for (word, tile_column), word_vectors in zip(positions, vectors, strict=True):
             for e in range(vector):
-                store(self.tile, (tile_column + e) * PITCH + word, self._combine(vectors, e))
+                store(self.tile, (tile_column + e) * PITCH + word, self._combine(word_vectors, e * distance))
 
     def store(self, destination: Buffer, image: Expr) -> None:
         """Store the tile; neighbouring lanes store neighbouring vectors of a column."""

@@ -5,6 +5,8 @@ from pathlib import Path
 
 import pytest
 
+from tvmconv.benchmarks.torch_table import make_layout_table
+
 ROOT = Path(__file__).parents[2]
 W = "conv2d:1x64x56x56,192x64x3x3,s1,p1"
 
@@ -43,6 +45,18 @@ def test_what_is_no_result_is_one_line(bench, tmp_path, capsys):
     (tmp_path / "torch.json").write_text('{"network": "x"}')
     assert bench([tmp_path / "torch.json"], "torch-table") == 2
     assert capsys.readouterr().err.startswith("tvmconv: the files were not written by tvmconv bench torch-models")
+
+
+def test_memory_formats_of_a_network_share_a_line():
+    times = {"contiguous": (4.0, 2.0, 1.0), "channels_last": (2.0, 4.0, 0.5)}  # PyTorch, in the other format, tvmconv
+    results = []
+    for layout, graphs in times.items():
+        names = ("PyTorch", f"PyTorch, {({*times} - {layout}).pop()}", "tvmconv")
+        timed = [{"name": name, "graph": graph} for name, graph in zip(names, graphs, strict=True)]
+        results.append({"network": "x", "dtype": "f16", "batch": 1, "timed": timed})
+    (line,) = make_layout_table(results).rows
+    assert line[-2:] == ("2.00", "0.500")
+    assert make_layout_table(results[:1]).rows[0][-2:] == ("2.00", "—")
 
 
 def test_a_layer_table_needs_tuned_kernels(bench, capsys):

@@ -2,7 +2,7 @@
 
 import pytest
 
-from tvmconv.benchmarks.layouts import LayoutTimes, list_layers, make_layouts_table
+from tvmconv.benchmarks.layouts import LayoutTimes, list_groups, list_layers, make_layouts_table
 from tvmconv.cli.errors import UsageError
 
 
@@ -12,6 +12,12 @@ def test_files_and_texts_name_convolutions_channels_first(tmp_path):
     assert [w.text for w in layers] == ["conv2d:1x8x8x8,8x8x3x3,s1,p1,f16", "conv1d:1x8x8,8x8x3,s1,p1"]
     with pytest.raises(UsageError, match="expected a convolution"):
         list_layers(["filter1d:64,k3"])
+
+
+def test_layers_of_suites_are_grouped_by_network(tmp_path):
+    (tmp_path / "a.json").write_text('[{"name": "x.1", "text": "conv1d:1x8x8,8x8x3,s1,p1"}]')
+    groups = list_groups([str(tmp_path / "a.json"), "conv1d:1x8x9,8x8x3,s1,p1"])
+    assert {name: [w.input_size for w in layers] for name, layers in groups.items()} == {"x": [(8,)], "others": [(9,)]}
 
 
 def test_table_has_ratios_and_their_geometric_means():

@@ -96,6 +96,11 @@ def command_of(section, page, folder):
         return ["bench", "winners", *recorded(f"*/{winners[section]}/*-tuned.json"), "--section", section]
     if section == "torch-models":
         return ["bench", "torch-table", *recorded("*/torch/torch-*.json")]
+    if section == "torch-layouts":
+        return ["bench", "torch-table", *recorded("*/torch-layouts/*.json"), "--by-layout"]
+    if section == "layouts":
+        (measured,) = recorded("*/layouts/layouts.json")
+        return ["bench", "layouts", LOGS / "channels-first-layers.json", "--measured-only", "-o", measured.parent]
     if section == "relax-models":
         return ["bench", "relax-table", *recorded("*/relax/relax-*.json")]
     if section == "agreement":

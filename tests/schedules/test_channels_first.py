@@ -70,7 +70,7 @@ def test_conversions_surround_channels_last_kernels(schedule, text):
 @pytest.mark.parametrize(
     ("schedule", "text", "elements"),
     [
-        ("hopper", "conv2d:2x32x12x10,24x32x1x1,s2,p0,f16,bias", 2 * 32 * 6 * 5),
+        ("hopper", "conv2d:2x32x12x24,24x32x1x1,s2,p0,f16,bias", 2 * 32 * 6 * 12),  # four pixels of a vector
         ("hopper", "conv2d:2x32x11x9,24x32x1x3,s2x1,p0,tf32,nchw-nhwc", 2 * 32 * 6 * 9),  # whole lines
         ("mma_sync", "conv3d:1x10x5x6x7,24x10x1x1x1,s3x2x2,p0,bf16", 10 * 2 * 3 * 4),
     ],

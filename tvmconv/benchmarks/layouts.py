@@ -2,14 +2,15 @@
 
     tvmconv bench layouts conv2d:32x64x56x56,64x64x3x3,s1,p1,f16 --seconds 3 --device cuda:0 -o results
     tvmconv bench layouts resnet50.txt yolov8s.txt --mixed --device cuda:0 -o results
-    tvmconv bench layouts resnet50.txt yolov8s.txt -o results --update-page docs/tensor-cores.md
+    tvmconv bench layouts tuning_logs/channels-first-layers.json -o results --update-page docs/tensor-cores.md
 
-Arguments are workloads, or files with one workload per line; their layout is replaced. Layers of several files are
-measured in turn, the first one of each file first. Each layout is searched for the same time, and its log is
+Arguments are workloads, files with one workload per line, or suites in JSON; their layout is replaced. The layers of a
+file are a group, and so are layers of a suite with the same name before the last dot. Layers of several groups are
+measured in turn, the first one of each group first. Each layout is searched for the same time, and its log is
 DIR/layouts.jsonl. The fastest kernel of each layout and cuDNN's fastest algorithms of each layout are then timed in
 turn. After each layer, its line is printed, and DIR/layouts.md and layouts.json have all layers so far. Layers that
-layouts.json has are not measured again, so that the same command continues, or prints the tables of a complete run
-without a device. × says how many times as fast the channels-first kernel is.
+layouts.json has are not measured again, so that the same command continues. With --measured-only, it prints their
+tables and needs no device. × says how many times as fast the channels-first kernel is.
 """
 
 from __future__ import annotations
@@ -45,6 +46,7 @@ from tvmconv.verification import Problem
 from tvmconv.workloads import Conv, Workload
 from tvmconv.workloads.layout import CHANNELS_FIRST, CHANNELS_LAST, MIXED_LAYOUTS, UNIFORM_LAYOUTS
 from tvmconv.workloads.registry import as_workload
+from tvmconv.workloads.suites import read_suite
 
 ROUND_SECONDS = 0.04  # time of a kernel or of a library's call in each round
 NUM_ALGORITHMS = (0, None, 3)  # picks of cuDNN: by trials of all algorithms, by heuristics, by trials of the first 3
@@ -68,11 +70,13 @@ class LayoutTimes:
 
 def add_options(parser: argparse.ArgumentParser) -> None:
     """Add the options of the benchmark."""
-    text = "Convolutions, or files with one on each line."
+    text = "Convolutions, files with one on each line, or suites in JSON."
     parser.add_argument("workloads", nargs="+", metavar="WORKLOAD", help=text)
     parser.add_argument("--mixed", action="store_true", help="Search the two mixed layouts as well.")
     text = "Search each layout for S seconds"
     options.add_option(parser, "--seconds", "S", text, type=options.parse_positive, default=3.0)
+    text = "Print the tables of the layers in DIR/layouts.json, and measure no others."
+    parser.add_argument("--measured-only", action="store_true", help=text)
     options.add_page(parser)
     add_device(parser)
     add_output(parser)
@@ -83,7 +87,7 @@ def run(args: argparse.Namespace) -> int:
     groups, layouts = list_groups(args.workloads), (*UNIFORM_LAYOUTS, *(MIXED_LAYOUTS if args.mixed else ()))
     args.out.mkdir(parents=True, exist_ok=True)
     layers, measured = list_in_turn([*groups.values()]), read_measured(args.out / "layouts.json")
-    remaining = [w for w in layers if w.text not in measured]
+    remaining = [] if args.measured_only else [w for w in layers if w.text not in measured]
     for times in measure_layers(remaining, layouts, args) if remaining else ():
         measured[times.workload] = times
         done = [measured[w.text] for w in layers if w.text in measured]
@@ -116,16 +120,20 @@ def read_measured(file: Path) -> dict[str, LayoutTimes]:
 
 
 def list_groups(arguments: Sequence[str]) -> dict[str, list[Conv]]:
-    """Return the convolutions of each file by its name, and those named on their own by the name "others".
+    """Return the convolutions of each file, or of each group of a suite, and those named on their own as "others".
 
     Raises:
         UsageError: A workload is no convolution.
+        WorkloadError: A suite is malformed.
     """
-    groups: dict[str, list[Conv]] = {}
+    texts: dict[str, list[str]] = {}
     for argument in arguments:
-        name = OTHERS if ":" in argument else Path(argument).stem
-        groups[name] = [*groups.get(name, ()), *list_layers([argument])]
-    return groups
+        if argument.endswith(".json"):
+            for layer in read_suite(Path(argument)):
+                texts.setdefault(layer.name.rpartition(".")[0] or OTHERS, []).append(layer.workload.text)
+        else:
+            texts.setdefault(OTHERS if ":" in argument else Path(argument).stem, []).append(argument)
+    return {name: list_layers(arguments) for name, arguments in texts.items()}
 
 
 def list_in_turn(groups: Sequence[Sequence[Conv]]) -> list[Conv]:

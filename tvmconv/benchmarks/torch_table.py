@@ -1,6 +1,8 @@
 """Make a table of whole networks inside PyTorch, one line each, from the results of `tvmconv bench torch-models`.
 
 tvmconv bench torch-table tuning_logs/*/torch/torch-*.json --update-page docs/torch.md
+
+With --by-layout, a line compares a network in PyTorch's default format with the same network in channels_last.
 """
 
 from __future__ import annotations
@@ -30,11 +32,25 @@ LEGEND = (
     "*Error*: relative L2 difference of the network's output from that in float64. Each line is one run, whose "
     "page lists its layers, versions, date and command."
 )
+CONTIGUOUS, CHANNELS_LAST = "contiguous", "channels_last"  # values of --layout of torch-models
+LAYOUT_COLUMNS = tuple(f"{name}, {layout}" for name in (PYTORCH, TVMCONV) for layout in (CONTIGUOUS, CHANNELS_LAST))
+LAYOUT_HEADERS = (
+    *("network", "dtype", "batch", *(f"{name} [µs]" for name in LAYOUT_COLUMNS)),
+    *("contiguous × PyTorch", "contiguous × channels_last"),
+)
+LAYOUT_SECTION = "torch-layouts"
+LAYOUT_LEGEND = (
+    "Microseconds per call in a CUDA graph, without `torch.compile`, of network and input in either memory format. "
+    "*Contiguous × PyTorch*: PyTorch's time in the faster format divided by that of the contiguous optimized network. "
+    "*Contiguous × channels_last*: the optimized network's time in channels_last divided by that of the contiguous one."
+)
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
     """Add the options of the benchmark."""
     parser.add_argument("results", nargs="+", type=Path, metavar="FILE", help="Files torch-NAME.json of networks.")
+    text = "Compare contiguous networks with the same networks in channels_last."
+    parser.add_argument("--by-layout", action="store_true", help=text)
     options.add_page(parser)
 
 
@@ -49,10 +65,14 @@ def run(args: argparse.Namespace) -> int:
         if isinstance(result, dict) and "network" in result:  # torch-overhead.json has no network
             results.append(result)
     try:
-        table = make_torch_models_table(results)
+        table = (make_layout_table if args.by_layout else make_torch_models_table)(results)
     except (KeyError, TypeError, ValueError) as error:
         raise UsageError(f"the files were not written by tvmconv bench torch-models: {error!r}") from error
-    show(table, args, SECTION, LEGEND)
+    if args.by_layout:
+        provenance = "\n".join(dict.fromkeys(result["provenance"] for result in results))
+        show(table, args, LAYOUT_SECTION, f"{LAYOUT_LEGEND}\n\n{provenance}")
+    else:
+        show(table, args, SECTION, LEGEND)
     return 0
 
 
@@ -84,6 +104,29 @@ def make_torch_models_table(results: Sequence[Mapping[str, Any]]) -> Table:
         mean = format_significant(statistics.geometric_mean(speedups))
         lines.append(("geometric mean", *(EMPTY_CELL,) * 6, mean, *(EMPTY_CELL,) * 4))
     return Table(HEADERS, lines, {"network", "dtype"})
+
+
+def make_layout_table(results: Sequence[Mapping[str, Any]]) -> Table:
+    """Return a table with one row per network, which compares its runs in the two memory formats.
+
+    Timings of PyTorch in the format that a run was not for have the name of that format.
+    """
+    rows: dict[tuple[str, str, int], dict[str, float]] = {}
+    for result in results:
+        timings = {timing["name"]: timing for timing in result["timed"]}
+        layouts = (CONTIGUOUS, CHANNELS_LAST)
+        layout, other = layouts if f"{PYTORCH}, {CHANNELS_LAST}" in timings else layouts[::-1]
+        row = rows.setdefault((result["network"], result["dtype"], result["batch"]), {})
+        row[f"{TVMCONV}, {layout}"] = _find_min_seconds(timings, TVMCONV, is_compiled=False)
+        row[f"{PYTORCH}, {layout}"] = timings[PYTORCH]["graph"]
+        row.setdefault(f"{PYTORCH}, {other}", timings[f"{PYTORCH}, {other}"]["graph"])
+    lines = []
+    for (network, dtype, batch), row in sorted(rows.items()):
+        ours, pytorch = row.get(LAYOUT_COLUMNS[2]), min(row[name] for name in LAYOUT_COLUMNS[:2])
+        ratios = [other / ours if other and ours else None for other in (pytorch, row.get(LAYOUT_COLUMNS[3]))]
+        cells = [EMPTY_CELL if ratio is None else format_significant(ratio) for ratio in ratios]
+        lines.append((network, dtype, str(batch), *(format_micros(row.get(name)) for name in LAYOUT_COLUMNS), *cells))
+    return Table(LAYOUT_HEADERS, lines, {"network", "dtype"})
 
 
 def _find_min_seconds(timings: Mapping[str, Mapping[str, Any]], name_prefix: str, *, is_compiled: bool) -> float:

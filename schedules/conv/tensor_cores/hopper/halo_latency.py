@@ -3,6 +3,8 @@
 The costs of loads, stores and conversions are fitted to 38 timings of eight layers in float16 on an H100, at batch 1 or
 32. The root mean square of the logarithmic errors of these estimates was 0.17. Two costs were added afterwards, from
 five timings of a 1×1 filter of stride 2: the bandwidth of boxes, and vectors with pixels that the stride skips.
+The barriers of a copy and the wait for the first vectors were then fitted to 76 timings of 15 layers of searches, so
+that halo rows and conversions are in the right order.
 """
 
 from __future__ import annotations
@@ -31,13 +33,13 @@ LOADER_BYTES_PER_US = 11e3  # of a loading warp, in vectors of at least `LOADER_
 LOADER_VECTOR_BYTES = 8
 MATRICES_PER_US = 260.0  # matrices of 8 × 8 that a transposing warp moves, an assumption
 ELEMENTS_RATIO = 4.0  # cost of a matrix whose elements are loaded one by one; on 7 × 7 pixels, on an H100
-COPY_TRANSPOSE_US = 0.05  # barriers of a copy of boxes, an assumption
+COPY_TRANSPOSE_US = 0.1  # barriers of a copy of boxes, fitted to the later 76 timings
 MATRIX_BYTES = 128
 SMEM_MOVES = 3  # how often pixels pass through shared memory: copied there, loaded for the transpose, and stored
 # cp.async of a warp per SM in vectors of less than 16 bytes: 13 timings of a 1×1 filter on 14 × 14 pixels, on an H100.
 NARROW_COPIES_PER_US = 50.0
 BOX_BYTES_PER_US = 3.2e6  # boxes that all SMs copy from the L2 cache: 1×1 filters of stride 2, on an H100
-LOADER_WAIT_US = 1.0  # until the first vectors of a channel block have arrived
+LOADER_WAIT_US = 1.3  # until the first vectors of a channel block have arrived, fitted to the later 76 timings
 BOX_STORE_RATIO = 2.0  # `STORE_RATIO` where boxes are transposed in shared memory, an assumption
 PLANE_VECTOR = 4  # vector with the cost of planes that TMA stores, an assumption
 STORE_RATIO = 14.0  # further cost of an epilogue that stores single pixels, relative to that of wide vectors
