@@ -205,11 +205,15 @@ def get_reason(error: Error) -> str:
 
 
 def describe_error(error: BaseException) -> str:
-    """Return an error in one line, prefixed by its type unless it is an `Error`."""
+    """Return an error in one line, prefixed by its type unless it is an `Error`.
+
+    A first line that ends with a colon is followed by the second one.
+    """
     lines = [line for line in str(error).splitlines() if line.strip()]
     if isinstance(error, Error):
         return lines[0].strip() if lines else type(error).__name__
-    return ": ".join([type(error).__name__, *(line.strip() for line in lines[:1])])
+    count = 2 if lines and lines[0].rstrip().endswith(":") else 1
+    return ": ".join([type(error).__name__, *(line.strip().removesuffix(":") for line in lines[:count])])
 
 
 @contextlib.contextmanager

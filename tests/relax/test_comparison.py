@@ -1,5 +1,10 @@
 """TVM's own code for what a kernel replaces: the functions that are timed, and the process that times them."""
 
+import subprocess
+import sys
+import time
+from subprocess import PIPE
+
 import numpy as np
 import pytest
 import torch
@@ -39,7 +44,34 @@ def test_extracted_functions_compute_convolutions_with_their_epilogues(residual)
 def test_process_that_cannot_time_costs_nothing_else(residual):
     functions = comparison.extract_functions(residual[1], {"main": find_sites(residual[1]["main"])[0][:1]})
     with comparison.start_timer(functions, tvm.target.Target("llvm"), 0) as timer:  # no CUDA device is there
-        assert timer.time_functions(Deadline.after(60)) == {}
+        times = timer.time_functions(Deadline.after(60))
+    assert times.seconds == {}
+    assert times.note.startswith("TVM's own code was timed for 0 of 1 distinct convolutions: ")
+
+
+@pytest.mark.parametrize(
+    ("code", "note"),
+    [
+        ("import time; time.sleep(60)", "1 of 2 distinct convolutions: the time limit ended the comparison."),
+        ("import sys; sys.exit('no mma.h')", "1 of 2 distinct convolutions: no mma.h."),
+        ("""print('["conv1d", 2e-6]', flush=True)""", ""),
+    ],
+)
+def test_comparison_ends_in_time_and_says_what_is_missing(tmp_path, code, note):
+    errors = tmp_path / "errors"
+    program = f"""print('["conv2d", 1e-6]', flush=True); input(); {code}"""
+    with (
+        errors.open("w") as stderr,
+        subprocess.Popen(
+            [sys.executable, "-c", program], stdin=PIPE, stdout=PIPE, stderr=stderr, bufsize=1, text=True
+        ) as process,
+    ):
+        started_at = time.monotonic()
+        times = comparison.TvmTimer(process, 2, errors).time_functions(Deadline.after(2))
+        process.kill()
+    assert time.monotonic() - started_at < 10
+    assert times.seconds["conv2d"] == 1e-6
+    assert times.note == (note and f"TVM's own code was timed for {note}")
 
 
 @pytest.mark.parametrize(("tvm_seconds", "implementation"), [(2e-6, "TVM"), (4e-6, "hopper")])

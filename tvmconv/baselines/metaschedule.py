@@ -10,7 +10,6 @@ import contextlib
 import importlib.util
 import json
 import os
-import shlex
 import shutil
 import signal
 import statistics
@@ -23,6 +22,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from tvmconv import devices, workloads
+from tvmconv.compiler.cuda_environment import make_cuda_environment
 from tvmconv.compiler.stack_inspection import cache_frames_without_modules
 from tvmconv.devices import Device
 from tvmconv.errors import DeviceError, Error
@@ -119,19 +119,6 @@ def run_bounded(command: Sequence[str], log: Path, environment: Mapping[str, str
         with contextlib.suppress(ProcessLookupError):
             os.killpg(process.pid, signal.SIGKILL)
         process.wait()
-
-
-def make_cuda_environment() -> dict[str, str]:
-    """Return environment variables with which TVM finds the headers and libcudart of NVIDIA's wheels."""
-    from cuda.pathfinder import find_nvidia_header_directory, load_nvidia_dynamic_lib
-
-    runtime = load_nvidia_dynamic_lib("cudart").abs_path
-    paths = [os.path.dirname(runtime or ""), os.environ.get("LD_LIBRARY_PATH")]
-    environment = {"LD_LIBRARY_PATH": os.pathsep.join(filter(None, paths))}
-    headers, cccl = (find_nvidia_header_directory(library) for library in ("cudart", "cccl"))
-    if headers and cccl and "CUDA_PATH" not in os.environ:
-        environment |= {"CUDA_PATH": os.path.dirname(headers), "TVM_CUDA_NVRTC_EXTRA_OPTS": shlex.join([f"-I{cccl}"])}
-    return environment
 
 
 def read_search(folder: Path, stopped_at: float) -> MetaScheduleResult:

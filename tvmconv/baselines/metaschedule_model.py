@@ -18,10 +18,10 @@ from tvmconv.baselines.metaschedule import (
     CLOCK_FILE,
     MetaScheduleResult,
     check_device,
-    make_cuda_environment,
     read_search,
     run_bounded,
 )
+from tvmconv.compiler.cuda_environment import make_cuda_environment
 from tvmconv.compiler.stack_inspection import cache_frames_without_modules
 from tvmconv.devices import Device
 from tvmconv.errors import Error

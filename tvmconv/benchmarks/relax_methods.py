@@ -1,8 +1,8 @@
 """The ways to run a network that `tvmconv bench relax-models` times, each in a worker process of the benchmark.
 
-The worker gets a case as JSON, and writes one line of JSON to its standard output for each event: "waiting" and
-"running" around the use of the GPU, and a row for each method. Several workers may compile at once; a lock on a file
-lets one of them use the GPU.
+The worker gets a case as JSON, and writes one line of JSON to its standard output for each event: "waiting" before it
+imports the network and before it waits for the GPU, "running" afterwards, and a row for each method. Several workers
+may compile at once; a lock on a file lets one of them use the GPU.
 """
 
 from __future__ import annotations
@@ -188,7 +188,9 @@ class Worker:
 
     def run(self, method: str) -> MethodRow:
         """Prepare and time one method."""
+        self._write_event({"event": "waiting"})  # what all methods need counts for none of them
         self.prepare_inputs(method)
+        self._write_event({"event": "running"})
         started_at, self.waited_seconds = time.monotonic(), 0.0
         prepare = METHODS[method].prepare
         try:
@@ -342,8 +344,10 @@ def _prepare_tvmconv_torch(worker: Worker) -> Prepared:
 
 def _prepare_tvmconv_relax(worker: Worker, *, cuda_graph: bool = True) -> Prepared:
     optimized = worker.optimized
-    details = {"lines": [asdict(line) for line in optimized.report.lines]}
-    return _prepare_executable(worker, optimized.compile(cuda_graph=cuda_graph), details)
+    started_at = time.monotonic()
+    prepared = _prepare_executable(worker, optimized.compile(cuda_graph=cuda_graph), asdict(optimized.report))
+    prepared[1]["phase_seconds"]["compile"] = time.monotonic() - started_at
+    return prepared
 
 
 @dataclass(frozen=True)

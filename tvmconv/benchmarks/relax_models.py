@@ -30,11 +30,11 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
-from tvmconv.baselines.metaschedule import make_cuda_environment
 from tvmconv.benchmarks.common import add_device, add_output, find_device, write_report
 from tvmconv.benchmarks.relax_methods import METHODS, MethodRow, NetworkCase
 from tvmconv.cli import options, output
 from tvmconv.cli.errors import UsageError, print_note
+from tvmconv.compiler.cuda_environment import make_cuda_environment
 from tvmconv.experiments.provenance import describe_provenance
 from tvmconv.reports.tables import EMPTY_CELL, Table, format_micros, format_significant
 
@@ -54,7 +54,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     options.add_option(parser, "--seconds", "S", "Seconds of search for each case", type=options.parse_positive)
     text = "Seconds of search by MetaSchedule for each case"
     options.add_option(parser, "--metaschedule-seconds", "S", text, type=options.parse_positive, default=600.0)
-    text = "Time limit of each method in seconds, without waiting for the GPU"
+    text = "Time limit of each method in seconds, without the import of the network and the wait for the GPU"
     options.add_option(parser, "--limit", "S", text, type=options.parse_positive, default=900.0)
     options.add_option(parser, "--jobs", "N", "Number of worker processes", type=options.parse_count, default=1)
     parser.add_argument("--kernels", action="store_true", help="List the time of each kernel of TVM's executables.")

@@ -6,13 +6,16 @@ compilation that takes too long, then costs the comparison alone.
 
 from __future__ import annotations
 
+import contextlib
 import json
+import os
 import select
 import subprocess
 import sys
 import tempfile
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -22,12 +25,15 @@ from tvm import relax
 from tvm.ir import Call, IRModule
 from tvm.target import Target
 
+from tvmconv.compiler.cuda_environment import make_cuda_environment
 from tvmconv.compiler.stack_inspection import cache_frames_without_modules
 from tvmconv.deadline import Deadline
+from tvmconv.errors import describe_error
 from tvmconv.relax.sites import RelaxConvolution
 from tvmconv.workloads.dtypes import get_numpy_dtype
 
 TIMING_SECONDS, WARM_UP_SECONDS = 0.01, 0.01
+MAX_ERROR_CHARACTERS = 300
 _MODULE_FILE = "module.json"
 
 
@@ -87,27 +93,51 @@ def _select_bindings(
     return selected
 
 
+@dataclass(frozen=True)
+class TvmTimes:
+    """The times of TVM's own code.
+
+    Attributes:
+        seconds: Seconds per call by the text of a channels-first workload.
+        note: Why workloads are missing; "" if none are, or if there was no comparison.
+    """
+
+    seconds: Mapping[str, float] = field(default_factory=dict)
+    note: str = ""
+
+
 class TvmTimer:
     """A process that compiles functions of Relax with TVM's default pipeline, and times them when it is asked to."""
 
-    def __init__(self, process: subprocess.Popen[str]) -> None:
-        self._process = process
+    def __init__(self, process: subprocess.Popen[str], num_functions: int, errors: Path) -> None:
+        self._process, self._num_functions, self._errors = process, num_functions, errors
 
-    def time_functions(self, deadline: Deadline) -> dict[str, float]:
-        """Return the seconds per call by the workload's text, of as many functions as are timed until a deadline."""
+    def time_functions(self, deadline: Deadline) -> TvmTimes:
+        """Return the times of as many functions as are compiled and timed until a deadline."""
         times: dict[str, float] = {}
         stdin, stdout = self._process.stdin, self._process.stdout
         assert stdin is not None
         assert stdout is not None
-        try:
+        with contextlib.suppress(BrokenPipeError):  # the process has ended, and so has its output
             stdin.write("time\n")
             stdin.flush()
-        except BrokenPipeError:
-            return times
-        while select.select([stdout], [], [], deadline.remaining_seconds)[0] and (line := stdout.readline()):
+        while len(times) < self._num_functions:
+            if not select.select([stdout], [], [], deadline.remaining_seconds)[0]:
+                return TvmTimes(times, self._describe(len(times), "the time limit ended the comparison"))
+            if not (line := stdout.readline()):
+                return TvmTimes(times, self._describe(len(times), self._find_error()))
             text, seconds = json.loads(line)
             times[text] = seconds
-        return times
+        return TvmTimes(times)
+
+    def _describe(self, num_timed: int, reason: str) -> str:
+        return f"TVM's own code was timed for {num_timed} of {self._num_functions} distinct convolutions: {reason}."
+
+    def _find_error(self) -> str:
+        """Return the last line that the process wrote about its error."""
+        lines = self._errors.read_text(encoding="utf-8", errors="replace").splitlines()
+        line = next((line.strip() for line in reversed(lines) if line.strip()), "")
+        return line.removesuffix(".")[:MAX_ERROR_CHARACTERS] or "its process ended"
 
 
 @contextmanager
@@ -117,16 +147,19 @@ def start_timer(mod: IRModule, target: Target, device_index: int) -> Iterator[Tv
         path = Path(folder) / _MODULE_FILE
         path.write_text(str(tvm.ir.save_json([mod, target])), encoding="utf-8")
         code = f"import sys; sys.path[:] = {sys.path!r}; from {__name__} import main; main(sys.argv[1:])"
-        process = subprocess.Popen(
-            [sys.executable, "-c", code, str(path), str(device_index)],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.DEVNULL,
-            bufsize=1,
-            text=True,
-        )
+        errors = Path(folder) / "errors"
+        with errors.open("w") as stderr:
+            process = subprocess.Popen(
+                [sys.executable, "-c", code, str(path), str(device_index)],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=stderr,
+                env={**os.environ, **make_cuda_environment()},
+                bufsize=1,
+                text=True,
+            )
         try:
-            yield TvmTimer(process)
+            yield TvmTimer(process, len(mod.functions_items()), errors)
         finally:
             process.kill()
             process.communicate()
@@ -137,7 +170,10 @@ def main(argv: Sequence[str]) -> None:
     path, index = Path(argv[0]), int(argv[1])
     cache_frames_without_modules()
     mod, target = tvm.ir.load_json(path.read_text(encoding="utf-8"))
-    machine = relax.VirtualMachine(tvm.compile(mod, target), tvm.cuda(index))
+    try:
+        machine = relax.VirtualMachine(tvm.compile(mod, target), tvm.cuda(index))
+    except Exception as error:  # TVM and NVRTC raise many types
+        sys.exit(describe_error(error))
     if not sys.stdin.readline():  # the parent has ended
         return
     for variable, function in mod.functions_items():

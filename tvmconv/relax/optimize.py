@@ -14,8 +14,9 @@ from tvm.ir import IRModule
 
 from tvmconv.deadline import Deadline
 from tvmconv.errors import Error, ModelError
+from tvmconv.measure.results import PhaseTimer
 from tvmconv.measure.workers.pool import keep_workers_alive
-from tvmconv.relax.comparison import extract_functions, start_timer
+from tvmconv.relax.comparison import TvmTimes, extract_functions, start_timer
 from tvmconv.relax.kernels import CompileTarget, FoundKernel, KernelFinder, resolve_target
 from tvmconv.relax.layouts import Layout, plan_layouts, validate_layout
 from tvmconv.relax.linear import convert_linear_layers
@@ -25,6 +26,7 @@ from tvmconv.relax.rewriting import Replacement, replace_convolutions
 from tvmconv.relax.sites import RelaxConvolution, find_sites
 from tvmconv.relax.symbolic import specialize_batch
 from tvmconv.search.options import TuneOptions
+from tvmconv.search.task_scheduler import MIN_SEARCH_SECONDS
 from tvmconv.workloads import Workload
 from tvmconv.workloads.conv_operator import ConvOperator
 
@@ -111,7 +113,8 @@ def optimize(
         log: Path of a tuning log, from which kernels are taken and to which a search appends. Kernels of other layers
             come from the packaged logs or from predictions.
         seconds: Time limit of a search on the GPU of the target for layers that the log does not cover, and of the
-            comparison with TVM's own code, which computes the layers for which it is faster; None for neither.
+            comparison with TVM's own code, which computes the layers for which it is faster; None for neither. The
+            limit counts from the call. The chosen kernels that no search has built are built afterwards.
         layout: "auto" runs 16-bit convolutions channels last inside on CUDA, "nhwc" all, "nchw" none.
         batch_sizes: Batch sizes of a model with a symbolic batch that have kernels of their own; TVM's code computes
             other sizes. Each size adds a copy of the weights to the library.
@@ -190,21 +193,25 @@ def _replace_in_module(
     """Replace the convolutions of a module by the kernels of a finder, after a search if it has a time limit."""
     if not isinstance(mod, IRModule):
         raise ModelError(f"expected a tvm.IRModule with Relax functions, not {type(mod).__name__}")
-    if batch_sizes:
-        mod = specialize_batch(mod, list(_list_functions(mod)), batch_sizes)
-    prepared = prepare_module(mod, has_kernels=target.device is not None)
-    planned, lines = _plan_functions(prepared, target, layout)
-    workloads = [workload for sites in planned.values() for _, workload in sites]
+    timer, deadline = PhaseTimer(), Deadline.after(seconds)
     with keep_workers_alive(starts_fork_server=seconds is not None):  # builders of the search compile its results
-        tvm_seconds = {} if seconds is None else _search(prepared, planned, target, finder, seconds)
-        finder.build(workloads)
+        with timer.phase("prepare"):
+            if batch_sizes:
+                mod = specialize_batch(mod, list(_list_functions(mod)), batch_sizes)
+            prepared = prepare_module(mod, has_kernels=target.device is not None)
+            planned, lines = _plan_functions(prepared, target, layout)
+        times = TvmTimes() if seconds is None else _search(prepared, planned, target, finder, deadline, timer)
+        with timer.phase("build"):
+            finder.build(workload for sites in planned.values() for _, workload in sites)
     replacements: dict[str, list[Replacement]] = {}
     for name, sites in planned.items():
-        found = [choose_kernel(finder, name, site, workload, tvm_seconds) for site, workload in sites]
+        found = [choose_kernel(finder, name, site, workload, times.seconds) for site, workload in sites]
         replacements[name] = [replacement for replacement, _ in found if replacement]
         lines += [line for _, line in found]
-    new_mod = replace_convolutions(prepared, replacements, target.device)
-    return OptimizedModule(new_mod, ModuleReport(tuple(lines)), target.target)
+    with timer.phase("replace"):
+        new_mod = replace_convolutions(prepared, replacements, target.device)
+    phase_seconds = {name: milliseconds / 1e3 for name, milliseconds in timer.milliseconds.items()}
+    return OptimizedModule(new_mod, ModuleReport(tuple(lines), times.note, phase_seconds), target.target)
 
 
 def prepare_module(mod: IRModule, *, has_kernels: bool) -> IRModule:
@@ -260,19 +267,22 @@ def _plan_functions(mod: IRModule, target: CompileTarget, layout: Layout) -> tup
 
 
 def _search(
-    mod: IRModule, planned: Planned, target: CompileTarget, finder: KernelFinder, seconds: float
-) -> dict[str, float]:
-    """Search for kernels, and return the seconds of TVM's own code by the text of a channels-first workload."""
+    mod: IRModule, planned: Planned, target: CompileTarget, finder: KernelFinder, deadline: Deadline, timer: PhaseTimer
+) -> TvmTimes:
+    """Search for kernels until a deadline, and return the times of TVM's own code, as many as fit before it."""
     finder.check_device()
     sites = {name: [site for site, _ in found] for name, found in planned.items()}
     workloads: Counter[Workload] = Counter(workload for found in planned.values() for _, workload in found)
-    deadline, device = Deadline.after(seconds), target.device
+    device, search_seconds = target.device, max(deadline.remaining_seconds, MIN_SEARCH_SECONDS)
     if not workloads or device is None or device.kind != "cuda":  # TVM's wheel has no OpenCL runtime
-        finder.search(workloads, seconds)
-        return {}
-    with start_timer(extract_functions(mod, sites), target.target, device.index) as timer:
-        finder.search(workloads, seconds * (1 - COMPARISON_FRACTION))
-        return timer.time_functions(deadline)
+        with timer.phase("search"):
+            finder.search(workloads, search_seconds)
+        return TvmTimes()
+    with start_timer(extract_functions(mod, sites), target.target, device.index) as tvm_timer:
+        with timer.phase("search"):
+            finder.search(workloads, search_seconds * (1 - COMPARISON_FRACTION))
+        with timer.phase("compare"):
+            return tvm_timer.time_functions(deadline)
 
 
 def choose_kernel(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, field
 from html import escape
 
@@ -47,6 +47,8 @@ class ModuleReport:
 
     Attributes:
         lines: One report per convolution.
+        note: Which convolutions a search did not compare with TVM's own code, and why; "" if it left none.
+        phase_seconds: Seconds of each phase of the optimization by its name.
 
     Examples:
         >>> from tvmconv.relax import ModuleReport
@@ -55,6 +57,8 @@ class ModuleReport:
     """
 
     lines: tuple[ConvolutionReport, ...]
+    note: str = ""
+    phase_seconds: Mapping[str, float] = field(default_factory=dict)
 
     @property
     def num_replaced(self) -> int:
@@ -93,7 +97,8 @@ class ModuleReport:
 
     @property
     def _summary(self) -> str:
-        return f"{self.num_replaced} of {len(self.lines)} convolutions call functions of tvmconv."
+        counts = f"{self.num_replaced} of {len(self.lines)} convolutions call functions of tvmconv."
+        return f"{counts} {self.note}".rstrip()
 
     def format_text(self, formatter: TableFormatter = Table.format_text) -> str:
         """Return the table and the number of replaced convolutions.
@@ -114,7 +119,7 @@ class ModuleReport:
         Examples:
             >>> from tvmconv.relax import ModuleReport
             >>> ModuleReport(()).to_json()
-            '{"lines": []}'
+            '{"lines": [], "note": "", "phase_seconds": {}}'
         """
         return json.dumps(asdict(self))
 
