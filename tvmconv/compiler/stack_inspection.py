@@ -5,12 +5,17 @@ from __future__ import annotations
 import inspect
 import os
 
-FRAMES_WITHOUT_MODULES = ("<frozen importlib._bootstrap>", "<frozen importlib._bootstrap_external>", "<ast>", "<string>")
+FRAMES_WITHOUT_MODULES = (
+    "<frozen importlib._bootstrap>",
+    "<frozen importlib._bootstrap_external>",
+    "<ast>",
+    "<string>",
+)
 
 
 def cache_frames_without_modules() -> None:
-    """Let `inspect` know the frames of imports, of TVM's evaluated expressions and of `python -c`, in a process where TVM
-    schedules functions.
+    """Let `inspect` know the frames of imports, of TVM's evaluated expressions and of `python -c`, in a process
+    in which TVM schedules functions.
 
     For each function in its script language, TVM calls `inspect.stack`. For each frame whose file is no module's,
     `inspect.getmodule` looks through all modules three times. The first matrix product in float16 makes dlight and
