@@ -10,7 +10,7 @@ from training import differ, in_double, lay_out, run_with_gradients
 
 from tvmconv.compiler import nvrtc
 from tvmconv.torch import batch_norm_operators as operators
-from tvmconv.torch import training_backend
+from tvmconv.torch import running_statistics, training_backend
 from tvmconv.torch.backend import backend
 from tvmconv.torch.batch_norm_fusion import find_norm_sites
 from tvmconv.torch.batch_norm_source import ACTIVATIONS, make_source
@@ -19,6 +19,10 @@ from tvmconv.torch.kernel_table import TableEntry, table
 from tvmconv.torch.signature import parse_signature
 
 EPS = 1e-5
+IN_GRAPHS = (
+    *(operators.normalize_in_graph, operators.compute_stats_in_graph),
+    *(running_statistics.update_in_graph, running_statistics.increase_counters),
+)
 
 
 @pytest.fixture(autouse=True)
@@ -64,6 +68,8 @@ def test_operators_are_as_pytorch_wants_them():
         (operators.batch_norm_stats, (x,)),
         (operators.batch_norm_act, (*with_gradients[:2], None, stats, with_gradients[2], None, EPS, "relu")),
         (operators.batch_norm_act_backward, (dz, dz, x, residual, *parameters)),
+        (running_statistics.update_running_stats, ([weight], [weight.clone()], [stats], [1.5], 0.1)),
+        (running_statistics.increase_counters, ([torch.tensor(3)], 1)),
     ]
     for operator, arguments in calls:
         checks = ["test_schema", "test_autograd_registration", "test_faketensor"]
@@ -133,10 +139,10 @@ def test_compiled_residual_networks_train_as_pytorchs(monkeypatch, activation, r
     assert differ(found, run_with_gradients(expected, x.double()), floor=1e-3) < 1e-4
     for one, other in zip(compiled._orig_mod.buffers(), expected.buffers(), strict=True):
         assert torch.allclose(one.double(), other.double(), rtol=1e-5, atol=1e-6)
-    calls = [node for node in graphs[0].graph.nodes if node.target is operators.normalize_in_graph]
-    assert len(calls) == 7
-    assert sum(node.args[1] is not None for node in calls) == (4 if returns_stats else 0)  # those without a bias
-    assert sum(node.args[-1] is not None for node in calls) == 2  # stand-ins
+    nodes = {each: [node for node in graphs[0].graph.nodes if node.target is each] for each in IN_GRAPHS}
+    numbers = [len(each) for each in nodes.values()]
+    assert numbers == [7, 3 if returns_stats else 7, 1, 1]  # kernels return the statistics where there is no bias
+    assert sum(node.args[-1] is not None for node in nodes[operators.normalize_in_graph]) == 2  # stand-ins
 
 
 class Readers(nn.Module):

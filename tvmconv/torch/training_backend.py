@@ -19,12 +19,14 @@ from torch import fx
 from tvmconv.deadline import Deadline
 from tvmconv.torch.batch_norm_fusion import NormSite, find_norm_sites, replace_norm_sites
 from tvmconv.torch.conv_call import STATS_IN_GRAPHS
+from tvmconv.torch.conv_site import Metadata
 from tvmconv.torch.device_match import find_device_for
 from tvmconv.torch.functional import convolve, convolve_by_operator, convolve_with_stats_by_operator, record_calls
 from tvmconv.torch.kernel_table import RecordedCall, table
 from tvmconv.torch.kernels import make_training_provider
 from tvmconv.torch.product_selection import fill_table, make_reports
 from tvmconv.torch.product_task import collect_tasks
+from tvmconv.torch.running_statistics import merge_counters
 from tvmconv.torch.selection import ChooseMode
 from tvmconv.torch.shape_recorder import ShapeRecorder
 from tvmconv.torch.training import can_return_stats
@@ -89,7 +91,7 @@ def insert_operators(
     names_with_stats = {
         each.path for each in calls if each.is_normalized and table.find(STATS_IN_GRAPHS, each.call) is not None
     }
-    return _replace_nodes(gm, names, names_with_stats, sites)
+    return _replace_nodes(gm, names, names_with_stats, sites, recorder.metadata)
 
 
 def _has_norm_kernels(torch_device: torch.device) -> bool:
@@ -145,7 +147,11 @@ def _bind(node: fx.Node) -> tuple[Any, ...]:
 
 
 def _replace_nodes(
-    gm: fx.GraphModule, names: set[str], names_with_stats: set[str], sites: Sequence[NormSite]
+    gm: fx.GraphModule,
+    names: set[str],
+    names_with_stats: set[str],
+    sites: Sequence[NormSite],
+    metadata: Metadata,
 ) -> fx.GraphModule:
     """Return a copy of a graph in which operators compute the named convolutions and the sites.
 
@@ -165,7 +171,9 @@ def _replace_nodes(
             copied_node.target = convolve_by_operator
             if node.name in names_with_stats:
                 results[node] = _return_stats(copied_node)
-    replace_norm_sites(graph, sites, copies, results)
+    replace_norm_sites(graph, sites, copies, results, metadata)
+    if sites:
+        merge_counters(graph, {copies[node]: found for node, found in metadata.items() if node in copies})
     graph.lint()
     return fx.GraphModule(gm, graph)
 
