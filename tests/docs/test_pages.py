@@ -96,6 +96,8 @@ def command_of(section, page, folder):
         return ["bench", "winners", *recorded(f"*/{winners[section]}/*-tuned.json"), "--section", section]
     if section == "torch-models":
         return ["bench", "torch-table", *recorded("*/torch/torch-*.json")]
+    if section == "torch-training":
+        return ["bench", "torch-training-table", *recorded("*/torch-training/*.gz")]
     if section == "relax-models":
         return ["bench", "relax-table", *recorded("*/relax/relax-*.json")]
     if section == "agreement":

@@ -239,7 +239,9 @@ def _measure(name: str, args: argparse.Namespace) -> Iterator[tuple[list[dict[st
 
 
 def _time_in_turns(variants: list[StepVariant]) -> list[dict[str, Any]]:
-    """Time all variants in turns, in several rounds, and return their medians."""
+    """Time all variants in turns, in several rounds, and return their medians; free the memory that steps need."""
+    import torch
+
     for variant in variants:
         variant.graph_seconds = []
     for variant in itertools.chain(*itertools.repeat(variants, NUM_ROUNDS)):
@@ -247,6 +249,7 @@ def _time_in_turns(variants: list[StepVariant]) -> list[dict[str, Any]]:
             variant.eager_seconds.append(_time_steps(variant.step))
         if variant.replay is not None:
             variant.graph_seconds.append(_time_steps(variant.replay))
+    torch.cuda.empty_cache()  # other processes may need it
     return [variant.summarize() for variant in variants]
 
 
