@@ -31,6 +31,7 @@ from tvmconv.torch.selection import ChooseMode
 from tvmconv.torch.shape_recorder import ShapeRecorder
 from tvmconv.torch.training import can_return_stats
 from tvmconv.torch.training_report import TrainingReport
+from tvmconv.torch.weight_casts import merge_weight_casts
 
 CONVOLUTION_NAMES = ("input", "weight", "bias", "stride", "padding", "dilation", "groups")
 TRANSPOSED_NAMES = ("input", "weight", "bias", "stride", "padding", "output_padding", "groups", "dilation")
@@ -87,11 +88,7 @@ def insert_operators(
     with torch.no_grad():
         notes = fill_table(tasks, provider, choose, deadline)
     _logger.info("%s", TrainingReport(make_reports(tasks), notes=tuple(notes)))
-    names = {recorded.path for recorded in calls if recorded.call in table.calls}
-    names_with_stats = {
-        each.path for each in calls if each.is_normalized and table.find(STATS_IN_GRAPHS, each.call) is not None
-    }
-    return _replace_nodes(gm, names, names_with_stats, sites, recorder.metadata)
+    return _replace_nodes(gm, inputs, recorder.metadata, calls, sites)
 
 
 def _has_norm_kernels(torch_device: torch.device) -> bool:
@@ -148,29 +145,37 @@ def _bind(node: fx.Node) -> tuple[Any, ...]:
 
 def _replace_nodes(
     gm: fx.GraphModule,
-    names: set[str],
-    names_with_stats: set[str],
-    sites: Sequence[NormSite],
+    inputs: Sequence[torch.Tensor],
     metadata: Metadata,
+    calls: Sequence[RecordedCall],
+    sites: Sequence[NormSite],
 ) -> fx.GraphModule:
-    """Return a copy of a graph in which operators compute the named convolutions and the sites.
+    """Return a copy of a graph in which operators compute the sites, and the convolutions in the kernel table.
 
-    Convolutions of `names_with_stats` return the statistics of their output as well.
+    Convolutions that the table has with statistics of their output return these as well.
     """
-    if not names and not sites:
+    calls = [each for each in calls if each.call in table.calls]
+    if not calls and not sites:
         return gm
+    names = {each.path for each in calls}
+    names_with_stats = {
+        each.path for each in calls if each.is_normalized and table.find(STATS_IN_GRAPHS, each.call) is not None
+    }
     graph = fx.Graph()
     copies: dict[fx.Node, Any] = {}
     output = graph.graph_copy(gm.graph, copies)
     graph.output(output)
     results: dict[fx.Node, tuple[fx.Node, fx.Node]] = {}
+    convolutions: dict[str, fx.Node] = {}  # of the copy, by name
     for node in list(copies):
         if node.name in names and _is_convolution(node):
-            copied_node = copies[node]
+            copied_node = convolutions[node.name] = copies[node]
             copied_node.args, copied_node.kwargs = fx.map_arg(_bind(node), copies.__getitem__), {}
             copied_node.target = convolve_by_operator
             if node.name in names_with_stats:
                 results[node] = _return_stats(copied_node)
+    placeholders = [copies[node] for node in gm.graph.nodes if node.op == "placeholder"]
+    merge_weight_casts(graph, calls, convolutions, dict(zip(placeholders, inputs, strict=True)))
     replace_norm_sites(graph, sites, copies, results, metadata)
     if sites:
         merge_counters(graph, {copies[node]: found for node, found in metadata.items() if node in copies})
