@@ -177,8 +177,7 @@ def _replace_nodes(
     placeholders = [copies[node] for node in gm.graph.nodes if node.op == "placeholder"]
     merge_weight_casts(graph, calls, convolutions, dict(zip(placeholders, inputs, strict=True)))
     replace_norm_sites(graph, sites, copies, results, metadata)
-    if sites:
-        merge_counters(graph, {copies[node]: found for node, found in metadata.items() if node in copies})
+    merge_counters(graph, {copies[node]: found for node, found in metadata.items() if node in copies})
     graph.lint()
     return fx.GraphModule(gm, graph)
 

@@ -53,9 +53,9 @@ def merge_weight_casts(
     by_dtypes: dict[tuple[torch.dtype, torch.dtype], list[fx.Node]] = {}
     for weight, found in readers.items():
         value, (dtype, *others) = inputs.get(weight), dict.fromkeys(dtype for _, dtype in found)
-        has_other_readers = set(weight.users) != {node for node, _ in found}
-        is_plain = type(value) in (torch.Tensor, torch.nn.Parameter)
-        if is_plain and value.dtype is not dtype and not others and not has_other_readers:
+        if value is None or type(value) not in (torch.Tensor, torch.nn.Parameter) or others:
+            continue
+        if value.dtype is not dtype and set(weight.users) == {node for node, _ in found}:
             by_dtypes.setdefault((value.dtype, dtype), []).append(weight)
     placeholders = [node for node in graph.nodes if node.op == "placeholder"]
     for (_, dtype), group in by_dtypes.items():
