@@ -43,8 +43,9 @@ def test_a_workload_that_no_log_has_is_one_line(bench, tmp_path, capsys):
 
 def test_what_is_no_result_is_one_line(bench, tmp_path, capsys):
     (tmp_path / "torch.json").write_text('{"network": "x"}')
-    assert bench([tmp_path / "torch.json"], "torch-table") == 2
-    assert capsys.readouterr().err.startswith("tvmconv: the files were not written by tvmconv bench torch-models")
+    for name, writer in (("torch-table", "torch-models"), ("torch-training-table", "torch-training")):
+        assert bench([tmp_path / "torch.json"], name) == 2
+        assert capsys.readouterr().err.startswith(f"tvmconv: the files were not written by tvmconv bench {writer}")
 
 
 def test_memory_formats_of_a_network_share_a_line():

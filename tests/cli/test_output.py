@@ -127,7 +127,8 @@ def test_words_are_completed(tmp_path):
     code = "from tvmconv.cli import command_line; command_line()"
     environment = {**os.environ, "_ARGCOMPLETE": "1", "_ARGCOMPLETE_IFS": "\n", **variables}
     subprocess.run([sys.executable, "-c", code], env=environment, check=True)
-    assert found.read_text().split() == ["torch-models", "torch-training", "torch-overhead", "torch-table"]
+    names = "torch-models", "torch-training", "torch-overhead", "torch-table", "torch-training-table"
+    assert found.read_text().split() == [*names]
 
 
 def test_completion_prints_code_for_the_shell(run):

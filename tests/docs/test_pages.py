@@ -101,6 +101,8 @@ def command_of(section, page, folder):
     if section == "layouts":
         (measured,) = recorded("*/layouts/layouts.json")
         return ["bench", "layouts", LOGS / "channels-first-layers.json", "--measured-only", "-o", measured.parent]
+    if section == "torch-training":
+        return ["bench", "torch-training-table", *recorded("*/torch-training/*.gz")]
     if section == "relax-models":
         return ["bench", "relax-table", *recorded("*/relax/relax-*.json")]
     if section == "agreement":

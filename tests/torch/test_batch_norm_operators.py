@@ -10,15 +10,19 @@ from training import differ, in_double, lay_out, run_with_gradients
 
 from tvmconv.compiler import nvrtc
 from tvmconv.torch import batch_norm_operators as operators
-from tvmconv.torch import training_backend
+from tvmconv.torch import running_statistics, training_backend, weight_casts
 from tvmconv.torch.backend import backend
 from tvmconv.torch.batch_norm_fusion import find_norm_sites
 from tvmconv.torch.batch_norm_source import ACTIVATIONS, make_source
-from tvmconv.torch.conv_call import STATS_IN_GRAPHS, make_workload
+from tvmconv.torch.conv_call import FORWARD, STATS_IN_GRAPHS, make_workload
 from tvmconv.torch.kernel_table import TableEntry, table
 from tvmconv.torch.signature import parse_signature
 
 EPS = 1e-5
+IN_GRAPHS = (
+    *(operators.normalize_in_graph, operators.compute_stats_in_graph),
+    *(running_statistics.update_in_graph, running_statistics.increase_counters),
+)
 
 
 @pytest.fixture(autouse=True)
@@ -64,6 +68,9 @@ def test_operators_are_as_pytorch_wants_them():
         (operators.batch_norm_stats, (x,)),
         (operators.batch_norm_act, (*with_gradients[:2], None, stats, with_gradients[2], None, EPS, "relu")),
         (operators.batch_norm_act_backward, (dz, dz, x, residual, *parameters)),
+        (running_statistics.update_running_stats, ([weight], [weight.clone()], [stats], [1.5], 0.1)),
+        (weight_casts.cast_all, ([*with_gradients, weight.clone().requires_grad_()], torch.bfloat16)),
+        (running_statistics.increase_counters, ([torch.tensor(3)], 1)),
     ]
     for operator, arguments in calls:
         checks = ["test_schema", "test_autograd_registration", "test_faketensor"]
@@ -133,10 +140,50 @@ def test_compiled_residual_networks_train_as_pytorchs(monkeypatch, activation, r
     assert differ(found, run_with_gradients(expected, x.double()), floor=1e-3) < 1e-4
     for one, other in zip(compiled._orig_mod.buffers(), expected.buffers(), strict=True):
         assert torch.allclose(one.double(), other.double(), rtol=1e-5, atol=1e-6)
-    calls = [node for node in graphs[0].graph.nodes if node.target is operators.normalize_in_graph]
-    assert len(calls) == 7
-    assert sum(node.args[1] is not None for node in calls) == (4 if returns_stats else 0)  # those without a bias
-    assert sum(node.args[-1] is not None for node in calls) == 2  # stand-ins
+    nodes = {each: [node for node in graphs[0].graph.nodes if node.target is each] for each in IN_GRAPHS}
+    numbers = [len(each) for each in nodes.values()]
+    assert numbers == [7, 3 if returns_stats else 7, 1, 1]  # kernels return the statistics where there is no bias
+    assert sum(node.args[-1] is not None for node in nodes[operators.normalize_in_graph]) == 2  # stand-ins
+
+
+def install_pytorch(tasks, *_):
+    """Have a "kernel" compute all forward passes."""
+
+    def launch(x, weight, bias, add):
+        return lay_out(pytorch.conv2d(x, weight, padding=weight.shape[2] // 2), True)
+
+    for task in tasks:
+        if task.product == FORWARD:
+            signature = parse_signature(make_workload(task.product, task.call).text)
+            table.install(FORWARD, task.call, TableEntry("kernel", signature, launch, "kernel", "tuned"))
+    return []
+
+
+def test_weights_are_cast_at_once(monkeypatch):
+    torch._dynamo.reset()
+    monkeypatch.setattr(training_backend, "fill_table", install_pytorch)
+    first = nn.Conv2d(3, 4, 3, padding=1, bias=False)
+    model = nn.Sequential(first, nn.ReLU(), *(nn.Conv2d(4, 4, 1, bias=False) for _ in range(3)))
+    x, graphs = draw(2, 3, 6, 5), []
+    model[2].requires_grad_(False)
+
+    def compile_rest(gm, inputs):
+        graphs.append(gm)
+        return torch._dynamo.lookup_backend("aot_eager")(gm, inputs)
+
+    compiled = torch.compile(copy.deepcopy(model), backend=backend, options={"fallback_backend": compile_rest})
+    results = []
+    for network in (compiled, model):
+        with torch.autocast("cpu", torch.bfloat16):
+            y = network(x)
+        y.float().square().sum().backward()
+        layers = getattr(network, "_orig_mod", network)
+        results.append([y, *(layers[index].weight.grad for index in (0, 3, 4))])
+    assert differ(*results) < 1e-2
+    assert all(each.dtype is torch.float32 for each in results[0][1:])
+    (cast,) = (node for node in graphs[0].graph.nodes if node.target is weight_casts.cast_all)
+    assert len(cast.args[0]) == 3
+    assert not graphs[0].graph.eliminate_dead_code()
 
 
 class Readers(nn.Module):

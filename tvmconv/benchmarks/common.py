@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
+import fcntl
 import json
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -34,6 +36,23 @@ def find_device(args: argparse.Namespace, cuda_for: str = "") -> Device:
         raise DeviceError(f"{cuda_for}: expected --device cuda:N instead of {device.text}")
     options.print_auto_device(args.device, device)
     return device
+
+
+def add_gpu_lock(parser: argparse.ArgumentParser) -> None:
+    """Add `--gpu-lock`, for `hold_gpu`."""
+    text = "Share the device with other benchmarks that name the same file: only one of them uses it at a time"
+    options.add_option(parser, "--gpu-lock", "FILE", text, type=Path)
+
+
+@contextlib.contextmanager
+def hold_gpu(lock: Path | None) -> Iterator[None]:
+    """Wait until no other process holds the file `lock`, and hold it within the block; None for no file."""
+    if lock is None:
+        yield
+        return
+    with lock.open("w") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        yield
 
 
 def add_output(parser: argparse.ArgumentParser, default: Path | None = RESULTS, metavar: str = "DIR") -> None:

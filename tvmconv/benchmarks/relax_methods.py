@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import contextlib
 import copy
-import fcntl
 import functools
 import json
 import os
@@ -22,6 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from tvmconv import devices
+from tvmconv.benchmarks.common import hold_gpu
 from tvmconv.compiler.stack_inspection import cache_frames_without_modules
 from tvmconv.errors import Error, describe_error
 from tvmconv.measure.workers.process import set_parent_death_signal
@@ -170,8 +170,7 @@ class Worker:
         """Wait until no other worker uses the GPU."""
         self._write_event({"event": "waiting"})
         started_at = time.monotonic()
-        with Path(self.case.lock).open("w") as file:
-            fcntl.flock(file, fcntl.LOCK_EX)
+        with hold_gpu(Path(self.case.lock)):
             self.waited_seconds += time.monotonic() - started_at
             self._write_event({"event": "running"})
             yield

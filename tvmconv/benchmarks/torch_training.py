@@ -10,8 +10,9 @@ them are timed in turns, in several rounds, and the medians are compared. Result
 and .md, with the kernel of each product; the log is DIR/torch-training.jsonl. With --kernels, the kernels of a step
 that take most time are listed for each variant with a CUDA graph.
 
-The unchanged network and the optimized one come first, then PyTorch's compilations, the backend, and compilations of
-the optimized network. Results are written each time, so that an interruption of a long compilation loses nothing.
+The unchanged network and the optimized one come first, then the backend, PyTorch's compilations, and those of the
+optimized network. Results are written each time, so that an interruption of a long compilation loses nothing. With
+--gpu-lock, several processes compile at the same time, but search and measure one after another.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
-from tvmconv.benchmarks.common import add_device, add_output, find_device, write_report
+from tvmconv.benchmarks.common import add_device, add_gpu_lock, add_output, find_device, hold_gpu, write_report
 from tvmconv.cli import options, output
 from tvmconv.cli.errors import UsageError
 from tvmconv.cli.progress import progress_line
@@ -107,6 +108,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     options.add_option(parser, "--kernels", "N", text, type=options.parse_count)
     layouts = ("channels_last", "contiguous")
     options.add_option(parser, "--layout", None, "Memory format", choices=layouts, default=layouts[0])
+    add_gpu_lock(parser)
     add_device(parser)
     add_output(parser)
 
@@ -198,39 +200,48 @@ def _measure(name: str, args: argparse.Namespace) -> Iterator[tuple[list[dict[st
     pool = torch.cuda.graph_pool_handle()
     variants: list[StepVariant] = []
 
-    def add(label: str, network: Any, started_at: float | None) -> None:
+    def make(label: str, network: Any, started_at: float | None) -> StepVariant:
         step = _make_step(network, images, labels, args.dtype)
         step()
         torch.cuda.synchronize()
-        made_seconds = 0.0 if started_at is None else time.perf_counter() - started_at
-        variants.append(_capture(StepVariant(label, step, made_seconds), pool))
-        if args.kernels and variants[-1].replay is not None:
-            variants[-1].kernels = _profile(variants[-1].replay)
+        return StepVariant(label, step, 0.0 if started_at is None else time.perf_counter() - started_at)
 
-    add(PYTORCH, copy.deepcopy(model), None)
-    started_at = time.perf_counter()
-    with progress_line(f"{name}: ") as show, _autocast(args.dtype):
-        tuning: dict[str, Any] = {"seconds": args.seconds, "log": args.out / "torch-training.jsonl", "progress": show}
-        if args.seconds is None and not tuning["log"].exists():
-            tuning["log"] = None
-        optimized = tvmconv.torch.optimize(copy.deepcopy(model), images, train=True, **tuning)
-    layers = tvmconv.torch.get_training_report(optimized)
-    add(OURS, optimized, started_at)
-    yield _time_in_turns(variants), layers
+    def add(variant: StepVariant) -> None:
+        variants.append(_capture(variant, pool))
+        if args.kernels and variant.replay is not None:
+            variant.kernels = _profile(variant.replay)
+
+    with hold_gpu(args.gpu_lock):
+        add(make(PYTORCH, copy.deepcopy(model), None))
+        started_at = time.perf_counter()
+        with progress_line(f"{name}: ") as show, _autocast(args.dtype):
+            tuning: dict[str, Any] = {"seconds": args.seconds, "log": args.out / "torch-training.jsonl"}
+            if args.seconds is None and not tuning["log"].exists():
+                tuning["log"] = None
+            optimized = tvmconv.torch.optimize(copy.deepcopy(model), images, train=True, progress=show, **tuning)
+        layers = tvmconv.torch.get_training_report(optimized)
+        add(make(OURS, optimized, started_at))
+        timed = _time_in_turns(variants)
+    yield timed, layers
     backend = functools.partial(tvmconv.torch.backend.backend, options={"log": tuning["log"]})
     compilations: list[tuple[str, Any, dict[str, Any]]] = [
-        *((f"{PYTORCH}, compiled ({mode})", model, {"mode": mode}) for mode in args.compile),
         *([(BY_BACKEND, model, {"backend": backend})] if args.backend else []),
+        *((f"{PYTORCH}, compiled ({mode})", model, {"mode": mode}) for mode in args.compile),
         *((f"{OURS}, compiled ({mode})", optimized, {"mode": mode}) for mode in args.compile_optimized),
     ]
     for label, network, how in compilations:
         started_at = time.perf_counter()
-        add(label, torch.compile(copy.deepcopy(network), **how), started_at)
-        yield _time_in_turns(variants), layers
+        variant = make(label, torch.compile(copy.deepcopy(network), **how), started_at)
+        with hold_gpu(args.gpu_lock):
+            add(variant)
+            timed = _time_in_turns(variants)
+        yield timed, layers
 
 
 def _time_in_turns(variants: list[StepVariant]) -> list[dict[str, Any]]:
-    """Time all variants in turns, in several rounds, and return their medians."""
+    """Time all variants in turns, in several rounds, and return their medians; free the memory that steps need."""
+    import torch
+
     for variant in variants:
         variant.graph_seconds = []
     for variant in itertools.chain(*itertools.repeat(variants, NUM_ROUNDS)):
@@ -238,6 +249,7 @@ def _time_in_turns(variants: list[StepVariant]) -> list[dict[str, Any]]:
             variant.eager_seconds.append(_time_steps(variant.step))
         if variant.replay is not None:
             variant.graph_seconds.append(_time_steps(variant.replay))
+    torch.cuda.empty_cache()  # other processes may need it
     return [variant.summarize() for variant in variants]
 
 

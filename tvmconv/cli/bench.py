@@ -39,6 +39,7 @@ BENCHMARKS = {
     "winners": "make tables and a chart of the schedules that win by channels, image and batch",
     "time-to-target": "make a table of how soon searches are as fast as a library, from their logs",
     "torch-table": "make a table of the results of torch-models",
+    "torch-training-table": "make a table of the results of torch-training",
     "relax-table": "make a table of the results of relax-models",
 }
 

@@ -18,11 +18,12 @@ import torch
 from torch import fx
 from torch.nn import functional
 
-from tvmconv.torch.batch_norm_operators import normalize_in_graph
+from tvmconv.torch.batch_norm_operators import compute_stats_in_graph, normalize_in_graph
 from tvmconv.torch.channel_affine import NORM_ARGUMENTS
 from tvmconv.torch.conv_call import KERNEL_DTYPES
 from tvmconv.torch.conv_site import Metadata
 from tvmconv.torch.fusion_steps import IN_PLACE_ADDS, is_in_place_write, is_sum
+from tvmconv.torch.running_statistics import RunningUpdates
 from tvmconv.workloads.layout import CHANNELS_LAST
 
 DEFAULTS = {"weight": None, "bias": None, "training": False, "momentum": 0.1, "eps": 1e-5}
@@ -169,6 +170,7 @@ def replace_norm_sites(
     sites: Sequence[NormSite],
     copies: Mapping[fx.Node, fx.Node],
     results_with_stats: Mapping[fx.Node, tuple[fx.Node, fx.Node]],
+    metadata: Metadata,
 ) -> None:
     """Compute sites by operators in a copy of their graph.
 
@@ -178,11 +180,14 @@ def replace_norm_sites(
         copies: Nodes of the copy by those of the sites' graph.
         results_with_stats: Nodes of the copy with output and statistics, by the convolutions of the sites' graph that
             return both.
+        metadata: Metadata of the nodes of the sites' graph.
     """
     # By the sites' results: the new results, and the stand-ins of those that have several readers.
     replaced: dict[fx.Node, fx.Node] = {}
     stand_ins: dict[fx.Node | None, fx.Node] = {}
     order = {node: number for number, node in enumerate(copies)}
+    updates: dict[float, RunningUpdates] = {}  # by momentum
+    merged = {site.norm for site in sites if _can_merge_updates(site, metadata)}
 
     def convert(value: Any) -> Any:
         return replaced.get(value) or copies[value] if isinstance(value, fx.Node) else value
@@ -191,6 +196,14 @@ def replace_norm_sites(
         arguments = {name: convert(value) for name, value in site.arguments.items()}
         running = arguments["running_mean"], arguments["running_var"]
         x, stats = results_with_stats.get(site.input, (arguments["input"], None))
+        if site.norm in merged:
+            if stats is None:
+                with graph.inserting_after(x):
+                    stats = graph.call_function(compute_stats_in_graph, (x,))
+            momentum, shape = arguments["momentum"], metadata[site.input].shape
+            update = updates.setdefault(momentum, RunningUpdates(momentum))
+            update.add(*running, stats, math.prod(shape) // shape[1])
+            running = None, None
         values: list[Any] = [x, stats, None if None in running else running]
         values += [arguments[name] for name in ("weight", "bias", "momentum", "eps")]
         # A stand-in has one gradient, and therefore one reader.
@@ -207,3 +220,17 @@ def replace_norm_sites(
         for node in dict.fromkeys((site.result, site.sum_node, site.norm)):
             if node is not None:
                 graph.erase_node(copies[node])
+    for update in updates.values():
+        update.insert(graph)
+
+
+def _can_merge_updates(site: NormSite, metadata: Metadata) -> bool:
+    """Return whether the update of a site's running statistics can be one of many at the end of the graph."""
+    return all(
+        isinstance(node, fx.Node)
+        and node.op == "placeholder"
+        and len(node.users) == 1
+        and node in metadata
+        and metadata[node].dtype is torch.float32
+        for node in (site.arguments["running_mean"], site.arguments["running_var"])
+    )

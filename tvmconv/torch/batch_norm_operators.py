@@ -26,6 +26,7 @@ from torch.nn import functional
 from tvmconv.torch import batch_norm_kernels
 from tvmconv.torch.conv_call import compute_output_strides
 from tvmconv.torch.operator import NAMESPACE
+from tvmconv.torch.running_statistics import correct_variance
 
 PARAMETERS = "Tensor stats, Tensor? weight, Tensor? bias, float eps, str activation"
 SCHEMAS = (
@@ -61,6 +62,11 @@ batch_norm_act = torch.ops.tvmconv.batch_norm_act.default
 batch_norm_act_backward = torch.ops.tvmconv.batch_norm_act_backward.default
 
 
+def compute_stats_in_graph(x: torch.Tensor) -> torch.Tensor:
+    """Return mean and biased variance of each channel, of shape (2, channels), by the operator."""
+    return batch_norm_stats(x.detach())
+
+
 def normalize_in_graph(
     x: torch.Tensor,
     stats: torch.Tensor | None,
@@ -90,11 +96,11 @@ def normalize_in_graph(
     Returns:
         The result, and its stand-in.
     """
-    stats = batch_norm_stats(x.detach()) if stats is None else stats.detach()
+    stats = compute_stats_in_graph(x) if stats is None else stats.detach()
     if running is not None:
-        count = x.numel() // x.shape[1]
+        correction = correct_variance(x.numel() // x.shape[1])
         with torch.no_grad():
-            for old, new in zip(running, (stats[0], stats[1] * (count / (count - 1))), strict=True):
+            for old, new in zip(running, (stats[0], stats[1] * correction), strict=True):
                 old.lerp_(new.to(old.dtype), momentum)
     if residual is not None and residual_stand_in is not None:
         residual = residual.detach()

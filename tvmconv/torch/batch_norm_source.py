@@ -107,7 +107,7 @@ __device__ void store_sums(float (&sums)[2][VECTOR], float* workspace, int chann
   }
 }
 
-// Return the two sums over a workspace (parts, 2, channels) of one channel in all threads of a column of the CTA.
+// Return the two sums over a workspace (parts, 2, channels) of one channel, in the thread with threadIdx.y 0.
 __device__ float2 combine_sums(const float* workspace, int parts, int channels, int channel) {
   __shared__ float2 shared[COMBINING_THREADS][COMBINED_CHANNELS];
   float2 total = {0.0f, 0.0f};
@@ -119,8 +119,9 @@ __device__ float2 combine_sums(const float* workspace, int parts, int channels, 
   }
   shared[threadIdx.y][threadIdx.x] = total;
   __syncthreads();
-  total.x = total.y = 0.0f;
-  for (int row = 0; row < COMBINING_THREADS; ++row) {
+  if (threadIdx.y) return total;
+#pragma unroll
+  for (int row = 1; row < COMBINING_THREADS; ++row) {
     total.x += shared[row][threadIdx.x].x;
     total.y += shared[row][threadIdx.x].y;
   }

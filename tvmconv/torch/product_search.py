@@ -15,6 +15,7 @@ those of earlier calls count.
 
 from __future__ import annotations
 
+import logging
 import math
 import time
 from collections import deque
@@ -44,7 +45,7 @@ from tvmconv.measure.builder import (
     BuilderResult,
     BuilderSetup,
 )
-from tvmconv.measure.measurer import RUN_SECONDS, collect_versions
+from tvmconv.measure.measurer import collect_versions
 from tvmconv.measure.pipeline import collect_resources, format_target
 from tvmconv.measure.results import ErrorKind, MeasureResult
 from tvmconv.measure.runner import EXIT_MESSAGES
@@ -59,6 +60,7 @@ from tvmconv.workloads import Workload
 
 RUNNER_MODULE = "tvmconv.torch.product_runner"
 RUNNER_START_SECONDS = 120.0  # limit of the start of its process
+RUN_SECONDS = {"cuda": 5.0, "opencl": 60.0}  # limit of one kernel; PoCL compiles at the first launch
 POLL_SECONDS = 0.02
 MAX_BUILT_KERNELS = 200  # kernels that wait to be timed
 NUM_FIRST_TRIALS = 4  # of each product before others get more
@@ -68,6 +70,8 @@ CLOSE_RATIO = 1.08  # a kernel is kept if it takes at most this multiple of the 
 PATIENCE = 24  # trials without a faster kernel after which the search of a product ends
 ATTAINABLE_RATIO = 1.05  # multiple of the roofline's time at which it ends as well
 UNKNOWN_RATIO = 3.0  # the same for a product without any time, to estimate what it can gain
+
+_logger = logging.getLogger("tvmconv.torch")
 
 
 @dataclass(frozen=True)
@@ -191,7 +195,7 @@ class ProductSearch:
             preparation: Steps of work that needs the GPU alone. Kernels are built meanwhile, and timed after it.
         """
         num_workers = pool.resolve_num_workers(None)
-        pool.shared.prestart(RUNNER_MODULE, RUNNER_MODULE, 1)
+        pool.shared.prestart(RUNNER_MODULE, RUNNER_MODULE, 2)  # one replaces the other if a kernel ends it
         builders = BuilderPool(self._make_builder_setup(), num_workers, BUILD_SECONDS)
         runner: SupervisedWorker | None = None
         try:
@@ -285,6 +289,7 @@ class ProductSearch:
                 self._finish_run(build, built, answer)
             else:  # the kernel has ended the process
                 self._count_failure(build.product, answer.reason)
+                _logger.warning("%s by %s %s: %s", build.product.workload.text, *build.config, answer.reason)
         if runner.exit_info:
             if runner.is_hopeless:
                 self._on_progress(f"no search: {runner.exit_info.reason}")
@@ -294,6 +299,7 @@ class ProductSearch:
             except HostError as error:
                 self._on_progress(f"no search: {error}")
                 return False
+            pool.shared.prestart(RUNNER_MODULE, RUNNER_MODULE, 1)
         while runner.num_free_slots and self._built:
             build, built = self._built.popleft()
             assert built.executable is not None

@@ -19,16 +19,19 @@ from torch import fx
 from tvmconv.deadline import Deadline
 from tvmconv.torch.batch_norm_fusion import NormSite, find_norm_sites, replace_norm_sites
 from tvmconv.torch.conv_call import STATS_IN_GRAPHS
+from tvmconv.torch.conv_site import Metadata
 from tvmconv.torch.device_match import find_device_for
 from tvmconv.torch.functional import convolve, convolve_by_operator, convolve_with_stats_by_operator, record_calls
 from tvmconv.torch.kernel_table import RecordedCall, table
 from tvmconv.torch.kernels import make_training_provider
 from tvmconv.torch.product_selection import fill_table, make_reports
 from tvmconv.torch.product_task import collect_tasks
+from tvmconv.torch.running_statistics import merge_counters
 from tvmconv.torch.selection import ChooseMode
 from tvmconv.torch.shape_recorder import ShapeRecorder
 from tvmconv.torch.training import can_return_stats
 from tvmconv.torch.training_report import TrainingReport
+from tvmconv.torch.weight_casts import merge_weight_casts
 
 CONVOLUTION_NAMES = ("input", "weight", "bias", "stride", "padding", "dilation", "groups")
 TRANSPOSED_NAMES = ("input", "weight", "bias", "stride", "padding", "output_padding", "groups", "dilation")
@@ -85,11 +88,7 @@ def insert_operators(
     with torch.no_grad():
         notes = fill_table(tasks, provider, choose, deadline)
     _logger.info("%s", TrainingReport(make_reports(tasks), notes=tuple(notes)))
-    names = {recorded.path for recorded in calls if recorded.call in table.calls}
-    names_with_stats = {
-        each.path for each in calls if each.is_normalized and table.find(STATS_IN_GRAPHS, each.call) is not None
-    }
-    return _replace_nodes(gm, names, names_with_stats, sites)
+    return _replace_nodes(gm, inputs, recorder.metadata, calls, sites)
 
 
 def _has_norm_kernels(torch_device: torch.device) -> bool:
@@ -145,27 +144,40 @@ def _bind(node: fx.Node) -> tuple[Any, ...]:
 
 
 def _replace_nodes(
-    gm: fx.GraphModule, names: set[str], names_with_stats: set[str], sites: Sequence[NormSite]
+    gm: fx.GraphModule,
+    inputs: Sequence[torch.Tensor],
+    metadata: Metadata,
+    calls: Sequence[RecordedCall],
+    sites: Sequence[NormSite],
 ) -> fx.GraphModule:
-    """Return a copy of a graph in which operators compute the named convolutions and the sites.
+    """Return a copy of a graph in which operators compute the sites, and the convolutions in the kernel table.
 
-    Convolutions of `names_with_stats` return the statistics of their output as well.
+    Convolutions that the table has with statistics of their output return these as well.
     """
-    if not names and not sites:
+    calls = [each for each in calls if each.call in table.calls]
+    if not calls and not sites:
         return gm
+    names = {each.path for each in calls}
+    names_with_stats = {
+        each.path for each in calls if each.is_normalized and table.find(STATS_IN_GRAPHS, each.call) is not None
+    }
     graph = fx.Graph()
     copies: dict[fx.Node, Any] = {}
     output = graph.graph_copy(gm.graph, copies)
     graph.output(output)
     results: dict[fx.Node, tuple[fx.Node, fx.Node]] = {}
+    convolutions: dict[str, fx.Node] = {}  # of the copy, by name
     for node in list(copies):
         if node.name in names and _is_convolution(node):
-            copied_node = copies[node]
+            copied_node = convolutions[node.name] = copies[node]
             copied_node.args, copied_node.kwargs = fx.map_arg(_bind(node), copies.__getitem__), {}
             copied_node.target = convolve_by_operator
             if node.name in names_with_stats:
                 results[node] = _return_stats(copied_node)
-    replace_norm_sites(graph, sites, copies, results)
+    placeholders = [copies[node] for node in gm.graph.nodes if node.op == "placeholder"]
+    merge_weight_casts(graph, calls, convolutions, dict(zip(placeholders, inputs, strict=True)))
+    replace_norm_sites(graph, sites, copies, results, metadata)
+    merge_counters(graph, {copies[node]: found for node, found in metadata.items() if node in copies})
     graph.lint()
     return fx.GraphModule(gm, graph)
 

@@ -90,7 +90,7 @@ class SupervisedWorker:
         self._jobs: deque[Job] = deque()
         self._failed_starts = 0
         self.exit_info: ExitInfo | None = None
-        self._start(pool.shared.acquire(pool_key) if pool_key else None)
+        self._start(self._acquire())
 
     @property
     def num_free_slots(self) -> int:
@@ -144,8 +144,8 @@ class SupervisedWorker:
         return jobs
 
     def restart(self) -> None:
-        """Start a new process in place of the one that ended."""
-        self._start()
+        """Start a process in place of the one that ended, or take a pooled one."""
+        self._start(self._acquire())
 
     def wait_handles(self) -> Sequence[Connection]:
         """Return the connections that become readable when `poll` has results."""
@@ -158,6 +158,9 @@ class SupervisedWorker:
             key = self._pool_key if self.is_ready and self._is_small() else None
             if key is None or not pool.shared.release(key, self.worker_process):
                 self.worker_process.kill()
+
+    def _acquire(self) -> WorkerProcess | None:
+        return pool.shared.acquire(self._pool_key) if self._pool_key else None
 
     def _start(self, reused_process: WorkerProcess | None = None) -> None:
         """Take a pooled process or start a new one, and send the initial message."""

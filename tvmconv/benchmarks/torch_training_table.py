@@ -1,0 +1,88 @@
+"""Make a table of training steps of PyTorch models, one line each, from the results of `tvmconv bench torch-training`.
+
+tvmconv bench torch-training-table tuning_logs/*/torch-training/*.json.gz --update-page docs/torch.md
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import statistics
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from tvmconv.benchmarks.common import show
+from tvmconv.benchmarks.torch_training import OURS, PYTORCH
+from tvmconv.cli import options
+from tvmconv.cli.errors import UsageError
+from tvmconv.files import read_bytes
+from tvmconv.reports.tables import EMPTY_CELL, Table, format_micros, format_significant
+
+SECTION = "torch-training"
+HEADERS = (
+    *("network", "dtype", "batch", "PyTorch [µs]", "compiled [µs]", "tvmconv [µs]", "compiled [µs] "),
+    *("× PyTorch", "made in [s]", "compiled in [s]", "PyTorch's in [s]"),
+)
+LEGEND = (
+    "Microseconds per step in a CUDA graph: of PyTorch, eager and under `torch.compile`; of the network that "
+    "`optimize(train=True)` returns, and under the backend `tvmconv`, or of that network under `torch.compile`. "
+    "*× PyTorch*: the better time of PyTorch divided by the better time of tvmconv. *Made in*, *compiled in*: seconds "
+    "of `optimize`, and of both compilations. Each line is one run."
+)
+
+
+def add_options(parser: argparse.ArgumentParser) -> None:
+    """Add the options of the benchmark."""
+    parser.add_argument("results", nargs="+", type=Path, metavar="FILE", help="Files torch-training-NAME.json, or .gz.")
+    options.add_page(parser)
+
+
+def run(args: argparse.Namespace) -> int:
+    """Read the results, print the table and write it into a page."""
+    results = []
+    for file in args.results:
+        try:
+            results.append(json.loads(read_bytes(file, unpack=True)))
+        except (OSError, ValueError) as error:
+            raise UsageError(f"cannot read {file}: {error}") from error
+    try:
+        table = make_training_table(results)
+        provenance = "\n\n".join(dict.fromkeys(result["provenance"] for result in results))
+    except (KeyError, TypeError, ValueError) as error:
+        raise UsageError(f"the files were not written by tvmconv bench torch-training: {error!r}") from error
+    show(table, args, SECTION, f"{LEGEND}\n\n{provenance}")
+    return 0
+
+
+def make_training_table(results: Sequence[Mapping[str, Any]]) -> Table:
+    """Return a table with one row per network, and the geometric mean in the last row.
+
+    The results are those that `tvmconv bench torch-training` writes; others raise KeyError.
+    """
+    lines, speedups = [], []
+    for result in sorted(results, key=lambda item: (item["network"], item["batch"], item["dtype"])):
+        timed = {each["name"]: each for each in result["timed"]}
+        fastest: list[Mapping[str, Any] | None] = []
+        for name in (PYTORCH, OURS):
+            compiled = [each for key, each in timed.items() if key.startswith(f"{name}, ") and each["graph"]]
+            fastest += [timed[name] if timed[name]["graph"] else None, min(compiled, key=_get_graph, default=None)]
+        pytorch, tvmconv = ([each["graph"] for each in pair if each] for pair in (fastest[:2], fastest[2:]))
+        speedups.append(min(pytorch) / min(tvmconv))
+        made = [timed[OURS]["made"], *(each["made"] if each else None for each in (fastest[3], fastest[1]))]
+        lines.append(
+            (
+                *(result["network"], result["dtype"], str(result["batch"])),
+                *(format_micros(each["graph"]) if each else EMPTY_CELL for each in fastest),
+                format_significant(speedups[-1]),
+                *(EMPTY_CELL if seconds is None else format_significant(seconds) for seconds in made),
+            )
+        )
+    if speedups:
+        mean = format_significant(statistics.geometric_mean(speedups))
+        lines.append(("geometric mean", *(EMPTY_CELL,) * 6, mean, *(EMPTY_CELL,) * 3))
+    return Table(HEADERS, lines, {"network", "dtype"})
+
+
+def _get_graph(timing: Mapping[str, Any]) -> float:
+    return float(timing["graph"])

@@ -1,0 +1,94 @@
+"""Casts of all weights of a graph under autocast at once.
+
+Autocast converts each weight to float16 or bfloat16 before its convolution, and each gradient back. Compilers write one
+kernel for each of them, and a small one takes as long as its launch. The operator `tvmconv::cast_all` converts lists of
+tensors in a few kernels of PyTorch's, and is its own gradient. The compiled backward pass returns all gradients at its
+end, so that none of them comes later.
+"""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import fx
+
+from tvmconv.torch.kernel_table import RecordedCall
+from tvmconv.torch.operator import NAMESPACE
+
+WEIGHT_INDEX = 1  # of the weight among the arguments of a convolution
+
+_library = torch.library.Library(NAMESPACE, "FRAGMENT")
+_library.define(
+    "cast_all(Tensor[] tensors, ScalarType dtype) -> Tensor[]",
+    tags=(torch.Tag.needs_fixed_stride_order, torch.Tag.pt2_compliant_tag),
+)
+cast_all = torch.ops.tvmconv.cast_all.default
+
+
+def merge_weight_casts(
+    graph: fx.Graph,
+    calls: Sequence[RecordedCall],
+    nodes: Mapping[str, fx.Node],
+    inputs: Mapping[fx.Node, torch.Tensor],
+) -> None:
+    """Have convolutions of a graph read weights that one operator has cast.
+
+    A weight is an input that needs a gradient, and which nothing but these convolutions reads, in one dtype.
+
+    Args:
+        graph: The graph, which is changed.
+        calls: Recorded convolutions whose weights may be cast; their dtype is that of their operands in the kernel.
+        nodes: Nodes of the graph by the paths of these convolutions.
+        inputs: Inputs of the graph by their nodes.
+    """
+    readers: dict[fx.Node, list[tuple[fx.Node, torch.dtype]]] = {}
+    for recorded in calls:
+        node = nodes[recorded.path]
+        weight = node.args[WEIGHT_INDEX]
+        if isinstance(weight, fx.Node) and recorded.needs_wgrad:
+            readers.setdefault(weight, []).append((node, recorded.call.dtype))
+    by_dtypes: dict[tuple[torch.dtype, torch.dtype], list[fx.Node]] = {}
+    for weight, found in readers.items():
+        value, (dtype, *others) = inputs.get(weight), dict.fromkeys(dtype for _, dtype in found)
+        if value is None or type(value) not in (torch.Tensor, torch.nn.Parameter) or others:
+            continue
+        if value.dtype is not dtype and set(weight.users) == {node for node, _ in found}:
+            by_dtypes.setdefault((value.dtype, dtype), []).append(weight)
+    placeholders = [node for node in graph.nodes if node.op == "placeholder"]
+    for (_, dtype), group in by_dtypes.items():
+        with graph.inserting_after(placeholders[-1]):
+            cast = graph.call_function(cast_all, (group, dtype))
+        for index, weight in reversed([*enumerate(group)]):
+            with graph.inserting_after(cast):
+                item = graph.call_function(operator.getitem, (cast, index))
+            for node, _ in readers[weight]:
+                node.replace_input_with(weight, item)
+
+
+def _cast_all(tensors: Sequence[torch.Tensor], dtype: torch.dtype) -> list[torch.Tensor]:
+    results = [torch.empty_like(tensor, dtype=dtype) for tensor in tensors]
+    torch._foreach_copy_(results, tensors)
+    return results
+
+
+def _make_fake_results(tensors: Sequence[torch.Tensor], dtype: torch.dtype) -> list[torch.Tensor]:
+    return [torch.empty_like(tensor, dtype=dtype) for tensor in tensors]
+
+
+def _set_up(ctx: Any, inputs: Sequence[Any], output: Any) -> None:
+    ctx.dtype = inputs[0][0].dtype
+
+
+def _differentiate(ctx: Any, gradients: Sequence[torch.Tensor | None]) -> tuple[list[torch.Tensor | None], None]:
+    found = [each for each in gradients if each is not None]
+    results = iter(cast_all(found, ctx.dtype) if found else ())
+    return [None if each is None else next(results) for each in gradients], None
+
+
+for _device in ("CPU", "CUDA"):
+    _library.impl("cast_all", _cast_all, _device)
+torch.library.register_fake(f"{NAMESPACE}::cast_all", _make_fake_results, lib=_library)
+torch.library.register_autograd(f"{NAMESPACE}::cast_all", _differentiate, setup_context=_set_up, lib=_library)
