@@ -11,13 +11,13 @@ import tvmconv as tc
 from tvmconv.analysis.memory.bank_conflicts import count_shared_accesses
 from tvmconv.analysis.memory.coalescing import count_global_accesses
 from tvmconv.analysis.sass.interpreter.block_execution import SassInterpreter
+from tvmconv.analysis.sass.interpreter.logic import evaluate_lut
 from tvmconv.analysis.sass.interpreter.request_counts import (
     count_launch_requests,
     count_requests,
     count_requests_by_block,
     sample_grid,
 )
-from tvmconv.analysis.sass.interpreter.semantics import evaluate_lut
 from tvmconv.compiler.executable import LaunchConfig
 from tvmconv.compiler.sass_listing import parse_disassembly
 from tvmconv.errors import AnalysisError

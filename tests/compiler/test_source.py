@@ -4,7 +4,13 @@ import pytest
 from placed import lower_filter
 
 import tvmconv as tc
-from tvmconv.compiler.source import find_kernel, pad_shared_arrays, strip_preamble, vectorize_half4_copies
+from tvmconv.compiler.source import (
+    adapt_to_cpu,
+    find_kernel,
+    pad_shared_arrays,
+    strip_preamble,
+    vectorize_half4_copies,
+)
 from tvmconv.devices import find_device
 
 W = tc.parse("conv2d:1x4x8x8,8x4x3x3,s1,p1")
@@ -63,3 +69,15 @@ def test_declaration_of_a_constant_is_shown_with_its_kernel():
 def test_a_kernel_that_the_text_does_not_define_is_told(text):
     with pytest.raises(tc.CompileError, match="does not define the kernel a exactly once"):
         find_kernel(text, "a", "cuda")
+
+
+def test_cpu_source_has_64_bit_work_item_ids_and_no_guarded_loads():
+    source = tc.build(W, "tiling", device="opencl:0").source
+    assert source.count("condval = ") == 2
+    adapted = adapt_to_cpu(source)
+    assert "convert_int(get_local_id(" not in adapted
+    assert adapted.count("convert_long(get_local_id(") == source.count("convert_int(get_local_id(")
+    assert "else" not in adapted
+    assert "condval = guard ? condval : 0.000000e+00f;" in adapted
+    other_branch = source.replace("condval = 0.0", "Y_ptr[0] = 0.0")  # not the guard of a load
+    assert "guard" not in adapt_to_cpu(other_branch)

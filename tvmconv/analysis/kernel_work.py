@@ -14,8 +14,8 @@ from tvmconv.analysis.block_accesses import count_instructions
 from tvmconv.analysis.memory.footprint import ArrayFootprints, compute_footprints, count_kernel_dram_bytes
 from tvmconv.analysis.occupancy import compute_kernel_occupancy
 from tvmconv.analysis.sass.instruction_mix import ACCESSES, count_lane_clocks
+from tvmconv.analysis.sass.interpreter.instruction import count_registers
 from tvmconv.analysis.sass.interpreter.request_counts import InstructionCounts
-from tvmconv.analysis.sass.interpreter.semantics import count_registers
 from tvmconv.analysis.sass.linked_sources import read_instructions
 from tvmconv.analysis.sass.warp_pipeline import WarpPipeline, build_code
 from tvmconv.analysis.tir.accesses import select_middle_block

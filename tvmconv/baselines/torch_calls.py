@@ -138,7 +138,7 @@ def list_calls_in_layout(w: Conv, layout: str) -> list[TorchConvCall]:
     if isinstance(w, Conv1d):
         return [_make_signal_call(w, call, layout) for call in list_calls_in_layout(_make_one_row_conv(w), layout)]
     can_fuse = w.spatial_ndim == 2 and w.epilogue in FUSED_FUNCTIONS and w.pad_low == w.pad_high and w.reads_x_only
-    return [_make_conv_call(w, layout, fused=fused) for fused in ((False, True) if can_fuse else (False,))]
+    return [_ConvCall(w, layout, fused).make_call() for fused in ((False, True) if can_fuse else (False,))]
 
 
 def _make_one_row_conv(w: Conv1d) -> Conv2d:
@@ -167,102 +167,160 @@ def _make_signal_call(w: Conv1d, call: TorchConvCall, layout: str) -> TorchConvC
     return TorchConvCall(call.compute, prepare, notes, lambda y: call.finish(y).squeeze(output_axis))
 
 
-def _make_conv_call(w: Conv, layout: str, *, fused: bool) -> TorchConvCall:
-    """Return the call of a convolution with tensors in a layout, which computes the epilogue fused or by other kernels.
+@dataclass(frozen=True)
+class _ConvCall:
+    """The steps of a call of PyTorch's convolution, with tensors in one layout.
 
-    The leading bias is an argument of the convolution in both cases.
+    The leading bias is an argument of the convolution. The other operations of the epilogue are fused with it, or
+    computed by other kernels.
     """
-    import torch
-    from torch.nn import functional
 
-    convolve = getattr(functional, f"conv{w.spatial_ndim}d")
-    options: dict[str, Any] = {"stride": w.stride, "dilation": w.dilation, "groups": w.groups}
-    is_symmetric = w.pad_low == w.pad_high  # cuDNN supports only symmetric padding
-    if is_symmetric:
-        options["padding"] = w.pad_low
-    sides = [side for pair in zip(reversed(w.pad_low), reversed(w.pad_high), strict=True) for side in pair]
-    leading_bias, remaining_ops = (w.epilogue[:1], w.epilogue[1:]) if w.epilogue[:1] == ("bias",) else ((), w.epilogue)
-    input_names = w.argument_names[2:-1]
-    needs_zero_bias = fused and "bias" not in input_names  # the function would otherwise allocate zeros in each call
-    channels_last = torch.channels_last if w.spatial_ndim == 2 else torch.channels_last_3d
-    is_mixed = w.layout in MIXED_LAYOUTS
-    input_layout, output_layout = (w.input_layout, w.output_layout) if is_mixed else (layout, layout)
+    w: Conv
+    layout: str  # layout of the weight, and of the convolution's tensors
+    fused: bool  # whether cuDNN fuses the epilogue
 
-    def find_memory_format(layout: str) -> Any:
-        return channels_last if layout == CHANNELS_LAST else torch.contiguous_format
+    @property
+    def is_symmetric(self) -> bool:
+        """Whether the convolution pads by itself, because cuDNN supports only symmetric padding."""
+        return self.w.pad_low == self.w.pad_high
 
-    def copy_to_layout(tensor: Any, layout: str) -> Any:
-        # `contiguous` would keep ambiguous strides of axes with size 1, which look like the other layout.
-        memory_format = find_memory_format(layout)
-        copy = torch.empty(tensor.shape, dtype=tensor.dtype, device=tensor.device, memory_format=memory_format)
-        return copy.copy_(tensor)
+    @property
+    def is_mixed(self) -> bool:
+        """Whether the input and the output have different layouts, which are then converted in the time."""
+        return self.w.layout in MIXED_LAYOUTS
 
-    def prepare_argument(value: Any) -> Any:
-        is_residual = value.dim() > 1
-        return copy_to_layout(_move_channels_second(w.output_layout, value), output_layout) if is_residual else value
+    @property
+    def output_layout(self) -> str:
+        """Layout of the output and of residuals outside the call."""
+        return self.w.output_layout if self.is_mixed else self.layout
 
-    def prepare(x: Any, k: Any, *others: Any) -> Tensors:
-        values_by_name = dict(zip(input_names, others, strict=True))
-        if "bias" in values_by_name:
-            values_by_name["bias"] = values_by_name["bias"].to(x.dtype)
+    @functools.cached_property
+    def input_names(self) -> tuple[str, ...]:
+        """Names of the arguments between the weight and the output."""
+        return tuple(self.w.argument_names[2:-1])
+
+    @property
+    def has_leading_bias(self) -> bool:
+        """Whether the epilogue begins with the bias."""
+        return self.w.epilogue[:1] == ("bias",)
+
+    @functools.cached_property
+    def remaining_ops(self) -> tuple[str, ...]:
+        """Operations of the epilogue after the leading bias."""
+        return self.w.epilogue[1:] if self.has_leading_bias else self.w.epilogue
+
+    @property
+    def needs_zero_bias(self) -> bool:
+        """Whether the fused function gets zeros as its bias, which it would otherwise allocate in each call."""
+        return self.fused and "bias" not in self.input_names
+
+    @functools.cached_property
+    def options(self) -> dict[str, Any]:
+        """Keyword arguments of the convolution."""
+        padding = {"padding": self.w.pad_low} if self.is_symmetric else {}
+        return {"stride": self.w.stride, "dilation": self.w.dilation, "groups": self.w.groups, **padding}
+
+    def prepare(self, x: Any, k: Any, *others: Any) -> Tensors:
+        """Copy the arguments to the layouts in which they are at the start of the time."""
+        w = self.w
+        input_layout = w.input_layout if self.is_mixed else self.layout
+
+        def prepare_argument(name: str, value: Any) -> Any:
+            if name == w.CACHE:
+                return self._copy_to_layout(_move_channels_second(w.input_layout, value), input_layout)
+            if value.dim() > 1:  # a residual
+                return self._copy_to_layout(_move_channels_second(w.output_layout, value), self.output_layout)
+            return value.to(x.dtype) if name == "bias" else value
+
         return (
-            copy_to_layout(_move_channels_second(w.input_layout, x), input_layout),
-            copy_to_layout(_move_channels_second(w.input_layout, k), layout),
-            *(
-                copy_to_layout(_move_channels_second(w.input_layout, value), input_layout)
-                if name == w.CACHE
-                else prepare_argument(value)
-                for name, value in values_by_name.items()
-            ),
-            *([x.new_zeros(w.O)] if needs_zero_bias else []),
+            self._copy_to_layout(_move_channels_second(w.input_layout, x), input_layout),
+            self._copy_to_layout(_move_channels_second(w.input_layout, k), self.layout),
+            *(prepare_argument(name, value) for name, value in zip(self.input_names, others, strict=True)),
+            *([x.new_zeros(w.O)] if self.needs_zero_bias else []),
         )
 
-    def compute(x: Any, k: Any, *others: Any) -> Any:
-        values_by_name = dict(zip(input_names, others, strict=True))
+    def compute(self, x: Any, k: Any, *others: Any) -> Any:
+        """Compute the convolution, and the epilogue by kernels of its own."""
+        import torch
+        from torch.nn import functional
+
+        w = self.w
+        values_by_name = dict(zip(self.input_names, others, strict=True))
         if w.cached_frames:
             x = torch.cat([values_by_name[w.CACHE], x], dim=2)
         if max(w.upsampling) > 1:
             x = functional.interpolate(x, scale_factor=tuple(map(float, w.upsampling)), mode="nearest")
-        if not is_symmetric:
-            x = functional.pad(x, sides)
-        y = convolve(x, k, values_by_name["bias"] if leading_bias else None, **options)
-        for name in remaining_ops:
+        if not self.is_symmetric:
+            pairs = zip(reversed(w.pad_low), reversed(w.pad_high), strict=True)
+            x = functional.pad(x, [side for pair in pairs for side in pair])
+        bias = values_by_name["bias"] if self.has_leading_bias else None
+        y = getattr(functional, f"conv{w.spatial_ndim}d")(x, k, bias, **self.options)
+        for name in self.remaining_ops:
             y = apply_op(name, y, values_by_name.get(name))
         return y
 
-    def compute_fused(x: Any, k: Any, *others: Any) -> Any:
-        values_by_name = dict(zip([*input_names, "bias"] if needs_zero_bias else input_names, others, strict=True))
+    def compute_fused(self, x: Any, k: Any, *others: Any) -> Any:
+        """Compute the convolution and the epilogue by one function of cuDNN."""
+        import torch
+
+        w = self.w
+        names = [*self.input_names, "bias"] if self.needs_zero_bias else self.input_names
+        values_by_name = dict(zip(names, others, strict=True))
         residual_arguments = (values_by_name["add"], 1) if "add" in values_by_name else ()
         conv_arguments = (values_by_name["bias"], w.stride, w.pad_low, w.dilation, w.groups)
         return getattr(torch, FUSED_FUNCTIONS[w.epilogue])(x, k, *residual_arguments, *conv_arguments)
 
-    def compute_with_conversions(x: Any, k: Any, *others: Any) -> Any:
-        own_format, output_format = find_memory_format(layout), find_memory_format(output_layout)
+    def compute_with_conversions(self, x: Any, k: Any, *others: Any) -> Any:
+        """Convert the arguments to the call's layout, compute, and convert the result to the output's layout."""
+        own_format = self._find_memory_format(self.layout)
         converted = (
             other.contiguous(memory_format=own_format) if other.dim() > 1 else other for other in (x, k, *others)
         )
-        y = (compute_fused if fused else compute)(*converted)
-        return y.contiguous(memory_format=output_format)
+        y = (self.compute_fused if self.fused else self.compute)(*converted)
+        return y.contiguous(memory_format=self._find_memory_format(self.output_layout))
 
-    def finish(y: Any) -> Any:
-        return (y.movedim(1, -1) if w.output_layout == CHANNELS_LAST else y).contiguous()
+    def finish(self, y: Any) -> Any:
+        """Return the result as the workload's dense Y."""
+        return (y.movedim(1, -1) if self.w.output_layout == CHANNELS_LAST else y).contiguous()
 
-    notes = [] if is_symmetric else ["padded by a kernel of its own"]
-    if w.cached_frames:
-        notes.append("concatenated with cached frames by a kernel of its own")
-    if max(w.upsampling) > 1:
-        notes.append("upsampled by a kernel of its own")
-    if w.is_depthwise:
-        notes.append("depthwise, for which PyTorch may choose a kernel of its own")
-    if fused:
-        notes.append(f"{'+'.join(w.epilogue)} fused")
-    elif remaining_ops:
-        notes.append(f"{'+'.join(remaining_ops)} by kernels of PyTorch's")
-    if CHANNELS_LAST in (layout, w.input_layout, w.output_layout):
-        notes.append(f"in {layout.upper()}")
-    if is_mixed:
-        return TorchConvCall(compute_with_conversions, prepare, (*notes, CONVERSION_NOTE), finish)
-    return TorchConvCall(compute_fused if fused else compute, prepare, tuple(notes), finish)
+    def list_notes(self) -> tuple[str, ...]:
+        """Return remarks for the description of the baseline."""
+        w = self.w
+        notes = [] if self.is_symmetric else ["padded by a kernel of its own"]
+        if w.cached_frames:
+            notes.append("concatenated with cached frames by a kernel of its own")
+        if max(w.upsampling) > 1:
+            notes.append("upsampled by a kernel of its own")
+        if w.is_depthwise:
+            notes.append("depthwise, for which PyTorch may choose a kernel of its own")
+        if self.fused:
+            notes.append(f"{'+'.join(w.epilogue)} fused")
+        elif self.remaining_ops:
+            notes.append(f"{'+'.join(self.remaining_ops)} by kernels of PyTorch's")
+        if CHANNELS_LAST in (self.layout, w.input_layout, w.output_layout):
+            notes.append(f"in {self.layout.upper()}")
+        return (*notes, CONVERSION_NOTE) if self.is_mixed else tuple(notes)
+
+    def make_call(self) -> TorchConvCall:
+        """Return the call."""
+        compute = self.compute_fused if self.fused else self.compute
+        if self.is_mixed:
+            compute = self.compute_with_conversions
+        return TorchConvCall(compute, self.prepare, self.list_notes(), self.finish)
+
+    def _find_memory_format(self, layout: str) -> Any:
+        import torch
+
+        channels_last = torch.channels_last if self.w.spatial_ndim == 2 else torch.channels_last_3d
+        return channels_last if layout == CHANNELS_LAST else torch.contiguous_format
+
+    def _copy_to_layout(self, tensor: Any, layout: str) -> Any:
+        """Copy a tensor; `contiguous` would keep ambiguous strides of axes with size 1, as of the other layout."""
+        import torch
+
+        memory_format = self._find_memory_format(layout)
+        copy = torch.empty(tensor.shape, dtype=tensor.dtype, device=tensor.device, memory_format=memory_format)
+        return copy.copy_(tensor)
 
 
 def _move_channels_second(layout: str, tensor: Any) -> Any:

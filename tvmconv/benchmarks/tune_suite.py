@@ -20,7 +20,7 @@ import argparse
 import json
 import sys
 from collections.abc import Callable, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -110,38 +110,15 @@ def _compare(args: argparse.Namespace, selection: LayerSelection) -> int:
     device = devices.find_device(args.device)
     options.print_auto_device(args.device, device)
     workloads = [*selection.workloads.values()]
-    with_untuned = args.all_schedules
-    if with_untuned is None:
-        with_untuned = all(naive_cost.is_affordable(workload, device) for workload in workloads)
-        if not with_untuned:
-            print_note("schedules without tuning are left out; --all-schedules compares them as well")
-    baselines = [name for name in args.baseline or ["cudnn"] if name != "none"]
+    comparison = _Comparison(
+        device,
+        args.log,
+        tuple(name for name in args.baseline or ["cudnn"] if name != "none"),
+        with_untuned=_includes_untuned(args, workloads, device),
+        with_predicted=args.predicted,
+    )
     name = f"{selection.name}-tuned"
-
-    def choose_schedules(workload: Workload) -> dict[str, Any]:
-        """Return the arguments of `run_schedules` for the schedules without tuning."""
-        names = _list_untuned(workload, device) if with_untuned else []
-        return {"schedules": names} if names else {"ladder": False}
-
-    def is_current(result: Result) -> bool:
-        """Return whether an earlier comparison need not be measured again."""
-        names = [row.name for row in result.rows]
-        untuned = _list_untuned(result.workload, device) if with_untuned else []
-        record = find_best_record(args.log, result.workload, device=device.name)
-        row = next((row for row in result.rows if row.name == TUNED), None)
-        return (
-            result.has_all_times
-            and result.device_name == device.name
-            and [name for name in names if name not in (PREDICTED, UNTUNED)] == [*untuned, TUNED, *baselines]
-            and (not args.predicted or PREDICTED in names)
-            and record is not None
-            and row is not None
-            and (row.schedule, row.config) == (record.schedule, record.config)
-            and not any(row.unstable for row in result.rows)
-            and not _deviates(row, record)
-        )
-
-    previous = _read_previous(args.out / f"{name}.json", is_current)
+    previous = _read_previous(args.out / f"{name}.json", comparison.is_current)
     with options.report_fallbacks():
         sweep = measure_sweep(
             name,
@@ -152,11 +129,11 @@ def _compare(args: argparse.Namespace, selection: LayerSelection) -> int:
             on_result=lambda sweep: write_numbers(sweep, args.out),
             previous_sweep=previous,
             counts=selection.counts,
-            workload_arguments=choose_schedules,
+            workload_arguments=comparison.choose_schedules,
             log=args.log,
             predicted=args.predicted,
             extra_provenance=describe_training_layers(workloads, device) if args.predicted else "",
-            baselines=baselines,
+            baselines=comparison.baselines,
             cold=None,  # a cold cache only if the arrays exceed it
             seconds=TIMING_SECONDS,
             verify=args.verify,
@@ -171,6 +148,54 @@ def _compare(args: argparse.Namespace, selection: LayerSelection) -> int:
     tables.append(library_comparison.make_comparison_table(sweep))
     output.print_report(args, tables, remarks, json_data=json.loads(sweep.to_json()))
     return 0 if all(result.has_all_times for result in sweep.results) else 1
+
+
+def _includes_untuned(args: argparse.Namespace, workloads: Sequence[Workload], device: Device) -> bool:
+    """Return whether schedules without tuning are compared: as the command says, or unless they would take long."""
+    if args.all_schedules is not None:
+        return bool(args.all_schedules)
+    is_affordable = all(naive_cost.is_affordable(workload, device) for workload in workloads)
+    if not is_affordable:
+        print_note("schedules without tuning are left out; --all-schedules compares them as well")
+    return is_affordable
+
+
+@dataclass(frozen=True)
+class _Comparison:
+    """What is compared for each layer: the tuned kernel, libraries, and optionally other schedules."""
+
+    device: Device
+    log: Path  # log with the tuned kernels
+    baselines: tuple[str, ...]  # names of libraries
+    with_untuned: bool  # whether schedules without tuning are compared
+    with_predicted: bool  # whether the cost model's prediction is compared
+
+    def list_untuned(self, workload: Workload) -> list[str]:
+        """Return the schedules without tuning that are compared."""
+        return _list_untuned(workload, self.device) if self.with_untuned else []
+
+    def choose_schedules(self, workload: Workload) -> dict[str, Any]:
+        """Return the arguments of `run_schedules` for the schedules without tuning."""
+        names = self.list_untuned(workload)
+        return {"schedules": names} if names else {"ladder": False}
+
+    def is_current(self, result: Result) -> bool:
+        """Return whether an earlier comparison need not be measured again."""
+        names = [row.name for row in result.rows]
+        expected_names = [*self.list_untuned(result.workload), TUNED, *self.baselines]
+        record = find_best_record(self.log, result.workload, device=self.device.name)
+        row = next((row for row in result.rows if row.name == TUNED), None)
+        return (
+            result.has_all_times
+            and result.device_name == self.device.name
+            and [name for name in names if name not in (PREDICTED, UNTUNED)] == expected_names
+            and (not self.with_predicted or PREDICTED in names)
+            and record is not None
+            and row is not None
+            and (row.schedule, row.config) == (record.schedule, record.config)
+            and not any(row.unstable for row in result.rows)
+            and not _deviates(row, record)
+        )
 
 
 def describe_training_layers(workloads: Sequence[Workload], device: Device) -> str:

@@ -168,3 +168,26 @@ def declare_one_block_per_multiprocessor(source: str, name: str) -> str:
     if "setmaxnreg" not in source[start:stop]:
         return source
     return re.sub(rf"(__launch_bounds__\(\d+)(?=\) {name}\()", r"\1, 1", source)
+
+
+_GUARDED_LOAD = re.compile(
+    r"if \((?P<guard>.*)\) \{\n *(?P<value>condval\w*) = (?P<array>\w+)\[(?P<index>.*)\];\n *\} else \{\n"
+    r" *(?P=value) = (?P<other>.*);\n *\}"
+)
+
+
+def adapt_to_cpu(source: str) -> str:
+    """Return an OpenCL source that PoCL compiles for a CPU in a fraction of the time, and that computes the same.
+
+    PoCL turns a work-group into loops with 64-bit counters, the ids of the work-items. TVM converts these ids to 32
+    bits. For every address, LLVM then tries to prove that no 32-bit sum overflows (LoopStrengthReduce), which can take
+    ten times as long as all other passes. The ids therefore stay 64-bit integers. A load with a guard, such as that of
+    a padded input, becomes a load of a valid element, because LLVM vectorizes the guard into a branch for each
+    work-item.
+    """
+    source = source.replace("convert_int(get_local_id(", "convert_long(get_local_id(")
+    return _GUARDED_LOAD.sub(
+        r"{ bool guard = \g<guard>; \g<value> = \g<array>[guard ? (\g<index>) : 0]; "
+        r"\g<value> = guard ? \g<value> : \g<other>; }",
+        source,
+    )

@@ -20,6 +20,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tvmconv.compiler.executable import Executable
+from tvmconv.compiler.source import adapt_to_cpu
 from tvmconv.devices.comparison import OutputComparison, ReferenceOutput, make_reference
 from tvmconv.devices.device import (
     LONG_LAUNCH_SECONDS,
@@ -171,7 +172,7 @@ class OpenclLoadedKernel(LoadedKernel):
             try:
                 # The driver has its own cache; that of pyopencl would need a writable home directory.
                 built_programs = {
-                    code: cl.Program(queue.context, read_source_header() + code.decode()).build(cache_dir=False)
+                    code: cl.Program(queue.context, _make_program_text(code.decode(), queue)).build(cache_dir=False)
                     for code in {kernel.code for kernel in executable.kernels}
                 }
             except cl.Error as error:
@@ -323,6 +324,14 @@ def read_source_header() -> str:
     """Return the text that precedes every OpenCL program: the file that `TVMCONV_OPENCL_HEADER` names, or nothing."""
     name = os.environ.get("TVMCONV_OPENCL_HEADER")
     return f"{Path(name).read_text(encoding='utf-8')}\n" if name else ""
+
+
+def _make_program_text(source: str, queue: Any) -> str:
+    """Return a generated source as it is compiled for the device of `queue`."""
+    import pyopencl as cl
+
+    is_cpu = queue.device.type & cl.device_type.CPU
+    return read_source_header() + (adapt_to_cpu(source) if is_cpu else source)
 
 
 def upload_arrays(queue: Any, arrays: Sequence[NDArray[Any]]) -> list[Any]:

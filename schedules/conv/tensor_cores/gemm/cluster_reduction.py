@@ -37,6 +37,7 @@ from .channels_first_epilogue import ChannelsFirstOutput
 from .epilogue_ops import EpilogueOps, apply_to_pixels, apply_to_vector
 from .pipelines import map_to_cta
 from .residue_classes import ResidueClasses
+from .tile_reduction import TileReduction
 from .tile_scheduler import WorkTile
 
 PIECE_M, PIECE_N = 4, 8  # rows × columns of partial sums that are contiguous in shared memory
@@ -45,7 +46,7 @@ _PIXEL_REGISTERS = {"sums": "float32", "values": "float32", "words": "uint32"}  
 
 
 @dataclass(frozen=True)
-class ClusterReduction:
+class ClusterReduction(TileReduction):
     """Adds up the partial sums of the CTAs of a cluster, applies the epilogue and stores the tile."""
 
     shape: ImplicitGemmShape  # the product
@@ -59,37 +60,8 @@ class ClusterReduction:
     residues: ResidueClasses | None = None  # residue classes of the rows; None if rows are pixels of the output
     output: ChannelsFirstOutput | None = None  # the output, if it is channels first; residuals are as well
 
-    def reduce_and_store(
-        self,
-        accumulators: Sequence[Expr],
-        tile: WorkTile,
-        split: Expr,
-        thread: ThreadPosition,
-        smem: Expr,
-        ops: EpilogueOps,
-        arguments: Mapping[str, Buffer],
-    ) -> None:
-        """Reduce a tile; run by all threads of all CTAs, after the mainloop whose stages the sums replace.
-
-        Args:
-            accumulators: This thread's partial sums.
-            tile: The work tile.
-            split: Rank of this CTA in the cluster.
-            thread: Position of this thread.
-            smem: Shared-memory address of the partial sums.
-            ops: The epilogue.
-            arguments: Argument buffers by name.
-        """
-        holds_sums = thread.thread < self.num_threads
-        self._sync()
-        with if_(holds_sums):
-            self._push_partial_sums(accumulators, split, thread, smem)
-        self._sync()
-        with if_(holds_sums):
-            store_share = self._store_pixels if self.output else self._store_share
-            store_share(tile, split, thread, smem, ops, arguments)
-
     def _sync(self) -> None:
+        """Wait for all threads of the cluster."""
         emit_call(T.cuda.cluster_sync() if self.num_ctas > 1 else T.cuda.cta_sync())
 
     def _offset(self, split: Expr, row: Expr, column: Expr) -> Expr:
@@ -108,7 +80,7 @@ class ClusterReduction:
             element = (column % PIECE_N // 2 * 2 + place) * PIECE_M + row % PIECE_M
         return to_uint32((piece * _PIECE_ELEMENTS + element) * ACCUMULATOR_BYTES)
 
-    def _push_partial_sums(self, accumulators: Sequence[Expr], split: Expr, thread: ThreadPosition, smem: Expr) -> None:
+    def _stage(self, accumulators: Sequence[Expr], split: Expr, thread: ThreadPosition, smem: Expr) -> None:
         """Store this thread's partial sums to the shared memory of the CTAs that add them up."""
         width = 1 if self.output else 2  # neighbouring columns that are contiguous in shared memory
         names = ["remote_sums", "remote_sums_1"][: 2 // width]
@@ -140,7 +112,20 @@ class ClusterReduction:
             for e in range(count if part else 0):
                 store(sums, e, sums[e] + T.reinterpret("float32", words[e]))
 
-    def _store_share(
+    def _store(
+        self,
+        tile: WorkTile,
+        split: Expr,
+        thread: ThreadPosition,
+        smem: Expr,
+        ops: EpilogueOps,
+        arguments: Mapping[str, Buffer],
+    ) -> None:
+        """Store this CTA's share of the rows."""
+        store_share = self._store_pixels if self.output else self._store_vectors
+        store_share(tile, split, thread, smem, ops, arguments)
+
+    def _store_vectors(
         self,
         tile: WorkTile,
         split: Expr,
@@ -187,7 +172,7 @@ class ClusterReduction:
         ops: EpilogueOps,
         arguments: Mapping[str, Buffer],
     ) -> None:
-        """Do what `_store_share` does for a channels-first output; a thread adds up neighbouring pixels."""
+        """Do what `_store_vectors` does for a channels-first output; a thread adds up neighbouring pixels."""
         output, shape, rows, n = self.output, self.shape, self.rows_per_cta, self.atom.n
         assert output
         vector, num_columns = math.gcd(output.vector, PIECE_M), rows // PIECE_M * n

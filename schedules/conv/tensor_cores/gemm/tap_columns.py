@@ -26,7 +26,6 @@ from ....tir_builder import (
     Expr,
     Register,
     allocate,
-    emit_call,
     emit_if_else,
     emit_ptx,
     fill_zeros,
@@ -42,6 +41,7 @@ from ....tir_builder import (
 from ..implicit_gemm_shape import ACCUMULATOR_BYTES, VECTOR_BYTES
 from .atoms import ThreadPosition, WgmmaAtom
 from .epilogue_ops import EpilogueOps, apply_to_vector
+from .tile_reduction import TileReduction
 from .tile_scheduler import WorkTile
 from .tma import TmaCopy
 from .tma_loaders import Position
@@ -150,7 +150,7 @@ class PlaneWindows:
 
 
 @dataclass(frozen=True)
-class TapColumnReduction:
+class TapColumnReduction(TileReduction):
     """Adds up the terms of the outputs of a window through shared memory, applies the epilogue and stores them."""
 
     tiles: WindowTiles
@@ -163,40 +163,11 @@ class TapColumnReduction:
         """Neighbouring channels that a thread stores at a time."""
         return math.gcd(self.tiles.w.O, VECTOR_BYTES // get_itemsize(self.tiles.w.storage))
 
-    def reduce_and_store(
-        self,
-        accumulators: Sequence[Expr],
-        tile: WorkTile,
-        split: Expr,
-        thread: ThreadPosition,
-        smem: Expr,
-        ops: EpilogueOps,
-        arguments: Mapping[str, Buffer],
-    ) -> None:
-        """Store the outputs of a window; run by all threads after the mainloop, whose stages the terms replace.
-
-        Args:
-            accumulators: This thread's terms.
-            tile: The work tile.
-            split: Unused, as no CTAs share a tile.
-            thread: Position of this thread.
-            smem: Shared-memory address of the terms.
-            ops: The epilogue.
-            arguments: Argument buffers by name.
-        """
-        holds_terms = thread.thread < self.num_threads
-        emit_call(T.cuda.cta_sync())
-        with if_(holds_terms):
-            self._stage_terms(accumulators, thread, smem)
-        emit_call(T.cuda.cta_sync())
-        with if_(holds_terms):
-            self._store_outputs(tile, thread, smem, ops, arguments)
-
     def _offset(self, row: Expr, column: Expr) -> Expr:
         """Return the shared-memory offset of a term: the rows of a column are neighbours."""
         return to_uint32((column * (self.tiles.rows + PADDING_ROWS) + row) * ACCUMULATOR_BYTES)
 
-    def _stage_terms(self, accumulators: Sequence[Expr], thread: ThreadPosition, smem: Expr) -> None:
+    def _stage(self, accumulators: Sequence[Expr], split: Expr, thread: ThreadPosition, smem: Expr) -> None:
         """Store this thread's terms to shared memory."""
         warp_row = thread.warpgroup_thread // WARP_SIZE * 16
         first_row = thread.warpgroup * (self.m_atoms * self.atom.m) + warp_row + thread.lane // 4
@@ -208,9 +179,10 @@ class TapColumnReduction:
             offset = self._offset(m_atom * self.atom.m + half * 8, column * 8 + e)
             emit_ptx("st.shared.b32", address + offset, value)
 
-    def _store_outputs(
+    def _store(
         self,
         tile: WorkTile,
+        split: Expr,
         thread: ThreadPosition,
         smem: Expr,
         ops: EpilogueOps,

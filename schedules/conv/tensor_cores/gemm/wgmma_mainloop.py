@@ -6,7 +6,8 @@ Sources: CUTLASS, `include/cutlass/gemm/collective/sm90_mma_tma_gmma_ss_warpspec
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import functools
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from tvm.script import tirx as T  # noqa: N812  (TVM's own name for it)
@@ -197,17 +198,18 @@ class WgmmaMainloop:
         with if_(k_range.count > 0 if k_range.may_be_empty else True):
             if order:
                 order.wait()
+            multiply = functools.partial(
+                self._multiply_k_tiles, accumulators.registers, descriptors, pipeline, state, thread, warpgroup
+            )
+            release = functools.partial(_release_last_stage, pipeline, state, thread)
             if self.promotion_k_tiles:
-                self._multiply_with_promotion(
-                    accumulators, descriptors, k_range.count, pipeline, state, thread, warpgroup
-                )
+                self._multiply_with_promotion(accumulators, k_range.count, multiply, release)
             else:
-                self._multiply_k_tiles(accumulators, descriptors, k_range.count, pipeline, state, thread, warpgroup)
+                multiply(k_range.count)
             if order:  # all wgmmas of the work tile are issued
                 order.arrive()
             if not self.promotion_k_tiles:
-                wgmma_wait_group(0)
-                pipeline.consumer_release(state.previous_index, thread)
+                release()
         if order and k_range.may_be_empty:
             with if_(k_range.count == 0):
                 order.wait()
@@ -215,19 +217,19 @@ class WgmmaMainloop:
 
     def _multiply_k_tiles(
         self,
-        accumulators: Accumulators,
+        registers: Sequence[Expr],
         descriptors: tuple[MatrixDescriptor, MatrixDescriptor],
-        count: Expr,
         pipeline: TmaPipeline,
         state: PipelineState,
         thread: ThreadPosition,
         warpgroup: Expr,
+        count: Expr,
     ) -> None:
-        """Multiply K tiles; the wgmmas of the last one stay in flight, and its stage is not released."""
+        """Multiply `count` K tiles; the wgmmas of the last one stay in flight, and its stage is not released."""
         with serial_loop(count, "k_tile") as k_tile:
             pipeline.consumer_wait(state.index, state.phase)
             stage = pipeline.stage_address(state.index)
-            self.multiply(accumulators.registers, descriptors, stage, warpgroup, k_tile > 0)
+            self.multiply(registers, descriptors, stage, warpgroup, k_tile > 0)
             with if_(k_tile > 0):
                 wgmma_wait_group(1)
                 pipeline.consumer_release(state.previous_index, thread)
@@ -236,25 +238,27 @@ class WgmmaMainloop:
     def _multiply_with_promotion(
         self,
         accumulators: Accumulators,
-        descriptors: tuple[MatrixDescriptor, MatrixDescriptor],
         count: Expr,
-        pipeline: TmaPipeline,
-        state: PipelineState,
-        thread: ThreadPosition,
-        warpgroup: Expr,
+        multiply: Callable[[Expr], None],
+        release: Callable[[], None],
     ) -> None:
         """Multiply K tiles, and add the accumulators to the promoted sums after some of them and at the end.
 
         The tensor cores wait for a promotion, unless another warpgroup uses them meanwhile.
+
+        Args:
+            accumulators: Sums of this thread.
+            count: Number of K tiles.
+            multiply: Issues the wgmmas of the next K tiles, as many as its argument.
+            release: Waits for the wgmmas, and releases the stage of the last one.
         """
         interval = self.promotion_k_tiles
         accumulators.clear_promoted()
         with serial_loop(ceil_div(count, interval), "promotion") as promotion:
             is_exact = isinstance(count, int) and count % interval == 0
             k_tiles = interval if is_exact else T.min(interval, count - promotion * interval)
-            self._multiply_k_tiles(accumulators, descriptors, k_tiles, pipeline, state, thread, warpgroup)
-            wgmma_wait_group(0)
-            pipeline.consumer_release(state.previous_index, thread)
+            multiply(k_tiles)
+            release()
             accumulators.promote()
 
     def sums(self, accumulators: Accumulators, k_range: KRange | ResidueKRange) -> Sequence[Expr]:
@@ -293,3 +297,9 @@ class WgmmaMainloop:
                     True if k else accumulates,
                 )
         wgmma_commit_group()
+
+
+def _release_last_stage(pipeline: TmaPipeline, state: PipelineState, thread: ThreadPosition) -> None:
+    """Wait for all wgmmas of this warpgroup, and release the stage of the last K tile."""
+    wgmma_wait_group(0)
+    pipeline.consumer_release(state.previous_index, thread)

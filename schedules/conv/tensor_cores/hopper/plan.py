@@ -28,6 +28,7 @@ from ..gemm.plane_gather import NUM_GATHER_THREADS, NUM_GATHER_WARPS
 from ..gemm.problem import ConvProblem, Operand, make_fprop
 from ..gemm.smem_layout import MAX_SWIZZLE_BYTES, SWIZZLE_ALIGNMENT_BYTES, SmemLayout
 from ..gemm.tap_columns import TapColumnReduction
+from ..gemm.tile_reduction import TileReduction
 from ..gemm.tile_scheduler import SINGLE_CTA, Cluster, KRange, ResidueKRange, TileScheduler
 from ..gemm.tma_loaders import ChannelsFirstPixels
 from ..gemm.warp_roles import WarpRoles
@@ -88,7 +89,7 @@ class KernelPlan:
         return self.problem.shape
 
     @cached_property
-    def reduction(self) -> ClusterReduction | TapColumnReduction | None:
+    def reduction(self) -> TileReduction | None:
         """The sum of the partial sums of a cluster, which also stores what TMA cannot store; None if there is none."""
         config, shape, mainloop = self.config, self.shape, self.mainloop
         if windows := self.problem.windows:

@@ -20,6 +20,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tvmconv.analysis.sass.instruction_mix import ACCESSES, find_predecessors, find_successors
+from tvmconv.analysis.sass.interpreter.instruction import Array, SassSemantics
 from tvmconv.analysis.sass.interpreter.operands import (
     FIRST_PREDICATE,
     FIRST_STACK_SLOT,
@@ -31,7 +32,7 @@ from tvmconv.analysis.sass.interpreter.operands import (
     parse_address,
     parse_predicate,
 )
-from tvmconv.analysis.sass.interpreter.semantics import Array, SassSemantics, make_semantics
+from tvmconv.analysis.sass.interpreter.semantics import make_semantics
 from tvmconv.arithmetic import ceil_div
 from tvmconv.compiler.executable import LaunchConfig
 from tvmconv.compiler.sass_listing import Listing, SassInstruction
