@@ -23,7 +23,6 @@ from pathlib import Path
 
 from tvmconv import devices, workloads
 from tvmconv.compiler.cuda_environment import make_cuda_environment
-from tvmconv.compiler.stack_inspection import cache_frames_without_modules
 from tvmconv.devices import Device
 from tvmconv.errors import DeviceError, Error
 from tvmconv.workloads import Workload
@@ -88,7 +87,6 @@ def main(argv: Sequence[str]) -> None:
     text, device_name, num_trials, seed, name = argv
     workload, target, folder = workloads.parse(text), devices.find_device(device_name).make_target(), Path(name)
 
-    cache_frames_without_modules()
     import tvm.s_tir.tensor_intrin  # noqa: F401  needed by the search; imported before because it takes seconds
     from tvm.s_tir import meta_schedule
 

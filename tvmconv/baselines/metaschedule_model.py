@@ -22,7 +22,6 @@ from tvmconv.baselines.metaschedule import (
     run_bounded,
 )
 from tvmconv.compiler.cuda_environment import make_cuda_environment
-from tvmconv.compiler.stack_inspection import cache_frames_without_modules
 from tvmconv.devices import Device
 from tvmconv.errors import Error
 
@@ -90,7 +89,6 @@ def main(argv: Sequence[str]) -> None:
     device_name, name = argv
     folder, target = Path(name), devices.find_device(device_name).make_target()
 
-    cache_frames_without_modules()
     import tvm
     import tvm.s_tir.tensor_intrin
     from tvm.s_tir.meta_schedule.relax_integration import ExtractedTask, extracted_tasks_to_tune_contexts

@@ -22,7 +22,6 @@ from typing import Any
 
 from tvmconv import devices
 from tvmconv.benchmarks.common import hold_gpu
-from tvmconv.compiler.stack_inspection import cache_frames_without_modules
 from tvmconv.errors import Error, describe_error
 from tvmconv.measure.workers.process import set_parent_death_signal
 
@@ -386,7 +385,6 @@ def main(argv: list[str], parent_pid: int) -> None:
         os.write(events, f"{json.dumps(event)}\n".encode())
 
     case = NetworkCase(**json.loads(argv[0]))
-    cache_frames_without_modules()
     worker = Worker(case, write_event)
     for method in case.methods:
         write_event({"event": "row", "row": asdict(worker.run(method))})

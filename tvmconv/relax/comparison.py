@@ -26,7 +26,6 @@ from tvm.ir import Call, IRModule
 from tvm.target import Target
 
 from tvmconv.compiler.cuda_environment import make_cuda_environment
-from tvmconv.compiler.stack_inspection import cache_frames_without_modules
 from tvmconv.deadline import Deadline
 from tvmconv.errors import describe_error
 from tvmconv.relax.sites import RelaxConvolution
@@ -168,7 +167,6 @@ def start_timer(mod: IRModule, target: Target, device_index: int) -> Iterator[Tv
 def main(argv: Sequence[str]) -> None:
     """Compile the functions in a file for a device, wait for a line, and print the seconds of each function."""
     path, index = Path(argv[0]), int(argv[1])
-    cache_frames_without_modules()
     mod, target = tvm.ir.load_json(path.read_text(encoding="utf-8"))
     try:
         machine = relax.VirtualMachine(tvm.compile(mod, target), tvm.cuda(index))
