@@ -88,5 +88,6 @@ except tc.Error as error: print("no log", "tvm" in sys.modules, "torch" in sys.m
 """
 
 
+@pytest.mark.slow
 def test_search_of_lone_program_imports_tvm_without_torch(torch):
     assert run(SEARCH, torch) == ["no", "log", "True", "False"]

@@ -157,6 +157,7 @@ def test_each_instruction_is_counted_as_it_was_measured(joined):
     )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("unit", ["wavefronts", "sectors", "tags"])
 def test_all_that_was_measured_is_of_an_access(joined, unit):
     _, row, launch = joined

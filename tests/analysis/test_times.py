@@ -242,6 +242,7 @@ def test_the_accesses_are_those_of_the_machine_code(best, way):
     assert way[-1].sectors == sum(each.sectors for each in asks.global_accesses) * blocks
 
 
+@pytest.mark.slow
 def test_each_knob_that_differs_changes_once(way):
     assert sorted(name for fall in way for name, _ in fall.knobs) == sorted(CONFIG)
 

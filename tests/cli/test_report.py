@@ -83,6 +83,7 @@ def test_times_are_read_from_what_run_prints(tmp_path, times):
     assert results(out) == ["tiling"]
 
 
+@pytest.mark.slow
 def test_without_a_time_bounds_are_shown_and_said_to_be_computed(small):
     assert "estimate" in small
     assert "From the code, computed for NVIDIA H200" in small

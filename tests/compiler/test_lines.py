@@ -27,6 +27,7 @@ def test_every_statement_of_every_schedule_is_found_in_tirs_text():
             assert [len(each) for each in lines] == [1] * len(list_statements(step.function)), named(kernel)
 
 
+@pytest.mark.slow
 def test_every_statement_of_every_schedule_is_in_the_cuda_text():
     for kernel in every_kernel():
         lines = in_cuda(kernel)

@@ -214,6 +214,7 @@ def test_defaults_that_the_model_does_not_know_are_measured_soon(in_use, tmp_pat
     assert all((s.name, s.space(NEW, place.limits).default) in soon for s in unheard)
 
 
+@pytest.mark.slow
 def test_model_of_the_package_predicts_for_every_network():
     shipped = CostModel.load(model.PACKAGED_MODEL)
     place = find_device("sm_90")

@@ -1,6 +1,6 @@
 """`tvmconv tune` ended a hundred times at random moments: nothing that was measured is lost, repeated or wrong.
 
-Three ends are always tried. `pytest -m slow tests/robustness/test_kills.py` tries all, in a quarter of an hour on two
+`pytest -m slow tests/robustness/test_kills.py` tries all, in a quarter of an hour on two
 cores. The log of each round is that of a search that was ended ten times and then came to its end.
 """
 
@@ -54,6 +54,7 @@ def _is_python(pid):
 WAYS = (signal.SIGKILL, signal.SIGTERM, signal.SIGINT, "the process alone", "a child")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("seed", "kills"), [QUICK, *(pytest.param(*each, marks=pytest.mark.slow) for each in ROUNDS)])
 def test_search_ended_at_any_moment_loses_and_repeats_nothing(tmp_path, seed, kills):
     searches, moment = Searches(tmp_path), random.Random(seed)

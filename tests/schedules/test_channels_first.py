@@ -135,6 +135,7 @@ SPLIT_WORKLOADS = (
 )
 
 
+@pytest.mark.slow
 @pytest.mark.sample(1)
 @pytest.mark.parametrize(("text", "config"), SPLIT_WORKLOADS)
 def test_clusters_store_the_pixels_of_split_sums(text, config):

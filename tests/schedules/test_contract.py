@@ -195,6 +195,7 @@ TRIED = {
 TILES = {"direct": ("tile_f", "tile_x"), "implicit_gemm": ("tile_f", "tile_p"), "depthwise_nhwc": ("tile_y", "tile_x")}
 
 
+@pytest.mark.sample(4)
 @pytest.mark.parametrize("schedule", [*TRIED, "hopper"])
 def test_searched_configs_above_try_every_kind_of_kernel(schedule):
     """Without this, they could pass with nothing but the simplest kernels."""

@@ -161,6 +161,7 @@ def test_boxes_contain_the_pixels_of_each_tile(text):
         assert not needed.size or (first_box <= needed.min() and needed.max() < first_box + boxes.count)
 
 
+@pytest.mark.slow
 @pytest.mark.sample(1)
 @needs_nvrtc
 @pytest.mark.parametrize("loader", ["halo", "halo_smem"])
