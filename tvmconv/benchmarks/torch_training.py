@@ -12,7 +12,8 @@ that take most time are listed for each variant with a CUDA graph.
 
 The unchanged network and the optimized one come first, then the backend, PyTorch's compilations, and those of the
 optimized network. Results are written each time, so that an interruption of a long compilation loses nothing. With
---gpu-lock, several processes compile at the same time, but search and measure one after another.
+--gpu-lock, several processes compile at the same time, but search and measure one after another. Searches share the
+processors with compilations, whose first steps disturb timings: use it where both have enough of them.
 """
 
 from __future__ import annotations
