@@ -165,6 +165,7 @@ def test_all_that_was_measured_is_of_an_access(joined, unit):
     assert counted == sum(getattr(each, f"num_{unit}") for each in launch)
 
 
+@pytest.mark.slow
 def test_the_table_names_each_access_with_its_line(joined):
     _, row, _ = joined
     table = make_access_table([row])

@@ -247,12 +247,14 @@ def test_each_knob_that_differs_changes_once(way):
     assert sorted(name for fall in way for name, _ in fall.knobs) == sorted(CONFIG)
 
 
+@pytest.mark.slow
 def test_it_begins_at_the_default_and_ends_at_the_best(best, way):
     default = tc.build(WORKLOAD, "direct", arch="sm_90")
     assert way[0].seconds == compute_unit_times(default, H200)[0].seconds
     assert way[-1].seconds == compute_unit_times(best, H200)[0].seconds
 
 
+@pytest.mark.slow
 def test_the_knob_that_lowers_the_least_time_most_comes_first(way):
     alone = [
         compute_unit_times(tc.build(WORKLOAD, "direct", arch="sm_90", config={name: CONFIG[name]}), H200)[0].seconds

@@ -50,6 +50,7 @@ HOW = ["--device", "opencl:0", "--seconds", "0.01"]
 SIZES = ["--sizes", "1000", "4096"]
 
 
+@pytest.mark.slow
 def test_every_schedule_is_measured_at_every_size(bench, tmp_path):
     assert bench([*HOW, *SIZES, "-o", str(tmp_path)]) == 0
     sweep = Sweep.read(tmp_path / "filter1d-k5.json")
@@ -91,6 +92,7 @@ def test_an_interrupted_sweep_keeps_what_it_has_and_goes_on(bench, tmp_path, mon
     assert Sweep.read(tmp_path / "filter1d-k5.json").labels == ["1000", "4096"]
 
 
+@pytest.mark.slow
 def test_other_schedules_are_measured_anew(bench, tmp_path):
     bench([*HOW, *SIZES, "--only", "basic", "-o", str(tmp_path)])
     bench([*HOW, *SIZES, "-o", str(tmp_path)])

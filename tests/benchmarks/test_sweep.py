@@ -18,6 +18,7 @@ def measured(tmp_path_factory):
     return folder
 
 
+@pytest.mark.slow
 def test_a_part_of_their_name_selects_layers(measured):
     assert [layer["label"] for layer in json.loads((measured / "d2l-2_.json").read_text())["layers"]] == ["2", "12"]
 

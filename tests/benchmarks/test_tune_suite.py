@@ -124,6 +124,7 @@ def any_times_agree(monkeypatch):
     monkeypatch.setattr(tune_suite, "MAX_DEVIATION", math.inf)
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("any_times_agree")
 def test_only_layers_with_a_faster_kernel_are_compared_again(tuned_mine, tmp_path, capsys):
     assert tuned_mine("--schedule", "tiling", "--no-ladder") == 0

@@ -83,6 +83,7 @@ def test_knobs_as_csv(run):
     assert {"knob": "tile_w", "default": "-1,8,1"}.items() <= rows[2].items()
 
 
+@pytest.mark.slow
 def test_counts_of_kernels_as_json_and_csv(run):
     words = ("explain", SMALL, "tiling", "columns", "--arch", "sm_90")
     explained = json.loads(run(*words, "--json")[1])

@@ -24,6 +24,7 @@ def shipped(tmp_path_factory):
     return out
 
 
+@pytest.mark.slow
 def test_a_page_of_what_the_shipped_logs_have(shipped):
     text = shipped.read_text(encoding="utf-8")
     assert "From the logs that come with tvmconv, on NVIDIA H200" in text
@@ -90,6 +91,7 @@ def test_without_a_time_bounds_are_shown_and_said_to_be_computed(small):
     assert "vthread in full" in small
 
 
+@pytest.mark.slow
 def test_a_network_has_a_line_a_layer_and_all_of_them(tmp_path):
     suite, out = tmp_path / "net.json", tmp_path / "page.html"
     layers = [{"name": "<b>first</b>", "text": LAYER, "count": 3}, {"name": "last", "text": SMALL}]
@@ -104,6 +106,7 @@ def test_a_network_has_a_line_a_layer_and_all_of_them(tmp_path):
     assert "This source has 1 of 2 layers." in text
 
 
+@pytest.mark.slow
 def test_what_a_profiler_counted_is_beside_what_is_counted(small):
     assert re.search(r'<td class="left">tiling</td><td>0\.500</td>', small)
     assert "<dt>counters.json</dt><dd>a GPU</dd>" in small

@@ -35,6 +35,7 @@ def test_every_statement_of_every_schedule_is_in_the_cuda_text():
         assert all(len(each) for of_step in lines for each in of_step), named(kernel)
 
 
+@pytest.mark.slow
 def test_lines_of_tir_store_to_the_statements_buffer():
     for kernel in every_kernel():
         text = kernel.lowered.script()
@@ -43,6 +44,7 @@ def test_lines_of_tir_store_to_the_statements_buffer():
                 assert re.match(rf" *{leaf.stored_buffer}(_\d+)?\[", numbered(text, lines)[0]), named(kernel)
 
 
+@pytest.mark.slow
 def test_lines_of_cuda_name_the_statements_buffer():
     for kernel in every_kernel():
         for step, found in zip(kernel.kernels, in_cuda(kernel), strict=True):

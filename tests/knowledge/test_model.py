@@ -306,6 +306,7 @@ def test_records_of_another_device_count_relative_to_its_rates(monkeypatch):
     assert train.train(found, MACHINE).device_spec == MACHINE
 
 
+@pytest.mark.slow
 def test_a_schedule_has_one_expert_of_all_operators(monkeypatch):
     monkeypatch.setattr(train, "BOOSTING_ROUNDS", 3)
     found = train.collect_samples(
@@ -338,6 +339,7 @@ def predict_best_us(text):
     return best.seconds * 1e6
 
 
+@pytest.mark.slow
 def test_only_conversions_that_a_config_needs_are_predicted():
     """X of filters of one tap, and of first layers, is read as it lies; others cost at most a copy of X."""
     for sizes in ("1x256x56x56,128x256x1x1,s1,p0", "1x3x224x224,64x3x7x7,s2,p3"):

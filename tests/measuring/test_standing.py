@@ -51,6 +51,7 @@ def serving(ours):
     return pids
 
 
+@pytest.mark.slow
 def test_the_same_processes_serve_whatever_is_searched_next(serving):
     """Another workload and schedule; from a thread that has ended; where the search before left builds in its queue."""
     with keep_workers_alive():
@@ -147,6 +148,7 @@ def test_answers_that_were_for_another_are_for_nobody():
         second.close()
 
 
+@pytest.mark.slow
 def test_processes_that_stand_early_are_not_begun_twice(serving, opencl):
     with keep_workers_alive():
         prestart_workers(2, [opencl])

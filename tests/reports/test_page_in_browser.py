@@ -261,6 +261,7 @@ def test_a_page_with_code_fits_the_screen_and_the_policy(built):
     assert built.execute_script("return document.documentElement.scrollWidth") <= 360
 
 
+@pytest.mark.slow
 def test_two_schedules_are_compared_by_the_keyboard_and_the_link_keeps_it(compared):
     compared.execute_script("document.querySelector('.compare input').focus()")
     press(compared, "SPACE", "TAB", "TAB", "TAB", "TAB", "ARROW_RIGHT")

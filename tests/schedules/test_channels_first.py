@@ -114,6 +114,7 @@ def test_mma_sync_stores_vectors_of_pixels(text, config):
     assert find_races(kernel) == []
 
 
+@pytest.mark.slow
 def test_staged_pixels_lie_in_distinct_banks():
     for dtype in ("f16", "tf32"):
         for block_m in (16, 32, 48, 64, 96):

@@ -103,7 +103,7 @@ def case_features(case):
     return {(place, schedule, feature) for feature in ({text} if text in LARGE else list_features(text))}
 
 
-@pytest.mark.sample(54)
+@pytest.mark.sample(32)
 @pytest.mark.parametrize(
     ("place", "schedule", "text"),
     [*mark_others_slow(DEFAULTS, case_features), *(pytest.param(*case, marks=pytest.mark.slow) for case in OTHERS)],

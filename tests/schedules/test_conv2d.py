@@ -86,6 +86,7 @@ OVERHANGING = {"tile_f": (-1, 1, 8, 8), "tile_p": (-1, 1, 16, 4), "tile_rc": (-1
 OVERHANGING |= {"copy_order": "coalesced", "auto_unroll_max_step": 1500, "weight_layout": "ihwo"}
 
 
+@pytest.mark.slow
 @needs_nvrtc
 def test_overhanging_products_read_no_more_than_others():
     """Tests of whether pixels are there, around products, keep the compiler from using again what it has read."""

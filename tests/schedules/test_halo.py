@@ -102,6 +102,7 @@ def test_estimates_order_loaders_of_a_strided_filter_as_an_h100_does():
     assert converted_us < 0.8 * 53  # 53 µs, before the conversion left out the pixels that the stride skips
 
 
+@pytest.mark.slow
 def test_persistent_ctas_load_halo_rows_of_several_tiles(monkeypatch):
     monkeypatch.setattr(knobs, "MIN_OUTPUTS_PER_SM", 0)
     w = tc.parse("conv2d:2x64x11x12,40x64x3x3,s1,p1,f16,bias")

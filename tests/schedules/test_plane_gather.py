@@ -51,6 +51,7 @@ def test_ctas_that_share_pixels_are_refused():
         built(tc.parse("conv2d:8x64x14x14,256x64x1x1,s1,p0,f16"), CP_ASYNC | {"cluster_n": 2})
 
 
+@pytest.mark.slow
 @needs_nvrtc
 def test_wgmmas_are_not_serialized_and_producers_use_few_registers():
     config = CP_ASYNC | {"kernel_schedule": "pingpong", "warpgroups": 2, "wgmma_m_tiles": 2, "block_n": 128}

@@ -179,6 +179,7 @@ def test_nothing_is_near_a_config_that_is_not_searched(name):
     assert tuner.ask_neighbors(small_space().default, 0) == []
 
 
+@pytest.mark.slow
 def test_model_takes_first_the_neighbours_that_it_believes_fast():
     space = conv_space()
     tuner = create_tuner("gp", space)

@@ -148,6 +148,7 @@ def test_an_interrupted_search_keeps_the_times_of_pytorch(model, tmp_path, monke
     assert len(list(tmp_path.glob("times-*.json"))) == 1
 
 
+@pytest.mark.slow
 def test_finding_compiled_modules_imports_no_compiler():
     code = (
         "import sys, torch; from tvmconv.torch.partition import record_calls\n"
