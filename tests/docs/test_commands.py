@@ -30,7 +30,7 @@ from tvmconv.cli import parse_words
 GPU_SECONDS = 200.0  # for a block on a GPU host; most take less than a minute
 CPU_SECONDS = 300.0  # for a block on a machine that runs other tests beside it
 PACKAGES = ("tvmconv", "schedules")
-# Pages for readers who have been through README, guide and tutorials. Other tests run most of their commands in other words.
+# Pages for readers who know README, guide and tutorials. Other tests run most of their commands in other words.
 SLOW_PAGES = {
     "docs/backward.md",
     "docs/eight-bits.md",
