@@ -14,8 +14,10 @@ import numpy as np
 
 from tvmconv import devices
 from tvmconv.cli import options, output
+from tvmconv.cli.errors import UsageError
 from tvmconv.devices import Device
 from tvmconv.errors import DeviceError
+from tvmconv.files import read_bytes
 from tvmconv.reports.tables import Table
 
 RESULTS = Path("results")
@@ -105,3 +107,18 @@ def compare_ranks(estimates: np.ndarray, seconds: np.ndarray) -> tuple[float | N
     best = np.argsort(estimates, kind="stable")[: max(1, round(BEST_FRACTION * len(estimates)))]
     correlation = float(spearmanr(estimates, seconds).statistic) if np.ptp(estimates) else None
     return correlation, float(seconds[best].min() / seconds.min())
+
+
+def read_results(files: Sequence[Path]) -> list[dict[str, Any]]:
+    """Read JSON files of a benchmark's results, compressed (.gz) or not.
+
+    Raises:
+        UsageError: A file cannot be read, or is not JSON.
+    """
+    results = []
+    for file in files:
+        try:
+            results.append(json.loads(read_bytes(file, unpack=True)))
+        except (OSError, ValueError) as error:
+            raise UsageError(f"cannot read {file}: {error}") from error
+    return results

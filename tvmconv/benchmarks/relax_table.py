@@ -6,13 +6,12 @@ tvmconv bench relax-table results/relax-*.json --update-page docs/relax.md
 from __future__ import annotations
 
 import argparse
-import json
 import statistics
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from tvmconv.benchmarks.common import show
+from tvmconv.benchmarks.common import read_results, show
 from tvmconv.benchmarks.relax_methods import METHODS
 from tvmconv.cli import options
 from tvmconv.cli.errors import UsageError
@@ -41,10 +40,10 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Read the results, print the table and write it into a page."""
+    results = read_results(args.results)
     try:
-        results = [json.loads(file.read_text(encoding="utf-8")) for file in args.results]
         table = make_relax_models_table(results)
-    except (OSError, KeyError, TypeError, ValueError) as error:
+    except (KeyError, TypeError, ValueError) as error:
         raise UsageError(f"expected files of tvmconv bench relax-models: {error!r}") from error
     show(table, args, SECTION, LEGEND)
     return 0

@@ -6,17 +6,15 @@ tvmconv bench torch-training-table tuning_logs/*/torch-training/*.json.gz --upda
 from __future__ import annotations
 
 import argparse
-import json
 import statistics
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from tvmconv.benchmarks.common import show
+from tvmconv.benchmarks.common import read_results, show
 from tvmconv.benchmarks.torch_training import OURS, PYTORCH
 from tvmconv.cli import options
 from tvmconv.cli.errors import UsageError
-from tvmconv.files import read_bytes
 from tvmconv.reports.tables import EMPTY_CELL, Table, format_micros, format_significant
 
 SECTION = "torch-training"
@@ -40,12 +38,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Read the results, print the table and write it into a page."""
-    results = []
-    for file in args.results:
-        try:
-            results.append(json.loads(read_bytes(file, unpack=True)))
-        except (OSError, ValueError) as error:
-            raise UsageError(f"cannot read {file}: {error}") from error
+    results = read_results(args.results)
     try:
         table = make_training_table(results)
         provenance = "\n\n".join(dict.fromkeys(result["provenance"] for result in results))

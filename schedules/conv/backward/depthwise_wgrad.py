@@ -14,8 +14,8 @@ from tvmconv.space import Knobs
 from tvmconv.workloads.conv_gradient import WeightGradient
 
 from ..gradient_operators import WGRAD
-from ..nhwc_direct.wgrad_config import compute_usage, declare_knobs
 from ..nhwc_direct.wgrad_kernel import build_wgrad_schedule
+from ..nhwc_direct.wgrad_knobs import compute_usage, declare_knobs
 from ..reduction import FLOAT_DTYPES, has_filter_per_channel
 
 

@@ -19,8 +19,8 @@ from tvmconv.workloads.conv_gradient import WeightGradient
 
 from ..gradient_operators import WGRAD
 from ..reduction import FLOAT_DTYPES, has_filter_per_channel
-from .wgrad_config import compute_usage, declare_knobs, list_starting_configs
 from .wgrad_kernel import build_wgrad_schedule
+from .wgrad_knobs import compute_usage, declare_knobs, list_starting_configs
 
 
 @schedule(

@@ -16,8 +16,8 @@ from tvmconv.workloads.conv_gradient import WeightGradient
 from ..gradient_operators import WGRAD
 from ..reduction import FLOAT_DTYPES
 from .grouped_nhwc import MAX_GRADIENT_GROUP_CHANNELS, has_groups
-from .wgrad_config import compute_usage, declare_knobs, list_starting_configs
 from .wgrad_kernel import build_wgrad_schedule
+from .wgrad_knobs import compute_usage, declare_knobs, list_starting_configs
 
 
 @schedule(

@@ -1,4 +1,4 @@
-"""Configs of direct gradients of weights: the tiles of a thread, knobs, resource usage, and an estimate of the latency.
+"""Configs of direct gradients of weights: the tiles of a thread, and an estimate of resources and of the latency.
 
 A thread keeps the sums of a tile of the filter for a *unit* of channels, and walks over tiles of pixels of dY. The
 threads of a CTA are arranged along units (x), tiles of the filter (y) and tiles of pixels (z). The pixels are divided
@@ -11,20 +11,15 @@ import dataclasses
 import functools
 import itertools
 import math
-from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
 from tvmconv.arithmetic import ceil_div
 from tvmconv.fitted_latency import H200_FIT
-from tvmconv.space import Columns, Knobs
-from tvmconv.space.factors import list_divisors
-from tvmconv.space.search_space import ResourceUsage
 from tvmconv.target import (
     H200,
     LINE_BYTES,
-    MAX_THREADS_Z,
     NUM_BANKS,
     REGISTERS_PER_MULTIPROCESSOR,
     SCHEDULERS,
@@ -36,28 +31,13 @@ from tvmconv.workloads.dtypes import get_itemsize
 from tvmconv.workloads.layout import CHANNELS_FIRST
 
 from ..plane_shape import PlaneShape
-from ..tile_config import Rule, TileConfig, add_rules, combine_overlapping, declare_choices, prune_by_estimate
-from .strip_config import MAX_LOAD_BYTES, MAX_PRODUCTS, VECTOR_CHOICES, WORD_BYTES
-from .strip_knobs import MAX_DEFAULT_THREADS, MAX_LIVE_REGISTERS, MAX_OVERHANG_RATIO, MIN_THREADS
+from ..tile_config import TileConfig, combine_overlapping
+from .strip_config import WORD_BYTES
 
-THREADS_C_CHOICES = (1, 2, 4, 8, 16, 32)
-THREADS_PIXELS_CHOICES = (1, 2, 4, 7, 8, 14, 16, 32)
-ROW_THREADS_CHOICES = (4, 8, 16, 32, 64)  # if channels are first
-DEFAULT_THREADS_PIXELS_CHOICES = (1, 4, 8, 16, 32)
-PIXELS_Y_CHOICES = (1, 2, 4)
-PIXELS_X_CHOICES = (1, 2, 4, 7, 8, 14, 28)
-PARTS_CHOICES = (1, 2, 3, 4, 6, 8, 11, 12, 16, 22, 24, 32, 33, 44, 48, 66, 88, 99, 132, 176, 198, 264, 396, 528)
-DEFAULT_PARTS_CHOICES = (1, 4, 8, 16, 33, 66, 132, 264, 528)
-NUM_STARTING_CONFIGS = 3  # with which a search starts after the default, without and with loads of the next tile
-MAX_TAPS = 32  # columns of the filter per thread
-MAX_DEFAULT_PRODUCTS = 1024
-MAX_DEFAULT_REGISTERS = 172  # estimated registers per thread
-MAX_CTA_THREADS = 512
-MAX_OVERHANG = 1.5  # of the pixels of a default
 REDUCTION_FLOATS = 6144  # of shared memory: sums of a CTA that are added at a time
 SPARE_REGISTERS = 24  # for addresses and counters
 RESIDENT_WARPS, RESIDENT_BLOCKS = 64, 32  # maxima of a multiprocessor
-# Fitted to 1,186 configs of ten depthwise layers that were measured on an H100:
+# Fitted to 1,178 configs of ten depthwise layers that were measured on an H100:
 REDUCTION_CYCLES = 3500  # of the launch of the second kernel
 WORKSPACE_BYTES_PER_CYCLE = 3700  # of the whole GPU
 L2_BYTES_PER_CYCLE = 44  # bytes between one SM and the L2 cache
@@ -328,174 +308,3 @@ def count_l1_lines(threads_c: Any, vector_bytes: Any, lines_per_cycle: float) ->
     """Return the clock cycles in which the L1 cache serves a load of a warp."""
     wavefronts = np.maximum(1, vector_bytes * WARP_SIZE / LINE_BYTES)
     return np.maximum(wavefronts, WARP_SIZE / np.minimum(WARP_SIZE, threads_c) / lines_per_cycle)
-
-
-@functools.lru_cache(maxsize=64)
-def list_options(w: WeightGradient) -> dict[str, Sequence[int]]:
-    """Return the options of all knobs."""
-    shape, itemsize = PlaneShape.from_workload(w.forward), get_itemsize(w.storage)
-    outputs, inputs = w.O // w.groups, w.C // w.groups
-
-    def list_vectors(channels: int) -> tuple[int, ...]:
-        if w.layout == CHANNELS_FIRST:
-            return (1,)
-        return tuple(v for v in VECTOR_CHOICES if v * itemsize <= MAX_LOAD_BYTES and channels % v == 0)
-
-    vectors = list_vectors(outputs)
-    if inputs == 1:  # a vector has the channels of whole input channels, or of a part of one
-        vectors = tuple(v for v in list_vectors(w.O) if v % outputs == 0 or outputs % v == 0)
-    _, rows, columns = shape.kernel_size
-    taps_y = sorted({1, rows, *(n for n in list_divisors(rows) if n <= 8), *([2] if rows > 2 else [])})
-    taps_x = sorted({min(columns, MAX_TAPS), *(n for n in (8, 4) if n < columns), *([1] if columns < 4 else [])})
-    filter_rows = shape.kernel_size[0] * rows
-    threads_taps = sorted({1, *(n for n in list_divisors(filter_rows) if n <= 32)})
-    threads_c = {*THREADS_C_CHOICES, *(n for n in list_divisors(w.O) if n <= THREADS_C_CHOICES[-1])}
-    _, *plane = shape.output_size
-    pixels = [
-        tuple(n for n in choices if n < 2 * size)
-        for choices, size in zip((PIXELS_Y_CHOICES, PIXELS_X_CHOICES), plane, strict=True)
-    ]
-    return {
-        "vector": vectors,
-        "vector_in": list_vectors(inputs),
-        "threads_c": (1,) if w.layout == CHANNELS_FIRST else sorted(threads_c),
-        "threads_taps": threads_taps,
-        "threads_pixels": ROW_THREADS_CHOICES if w.layout == CHANNELS_FIRST else THREADS_PIXELS_CHOICES,
-        "taps_y": taps_y,
-        "taps_x": taps_x,
-        "pixels_y": pixels[0],
-        "pixels_x": pixels[1],
-        "prefetch_tile": (0, 1),
-        "parts": PARTS_CHOICES,
-    }
-
-
-def list_required(w: WeightGradient) -> list[Rule]:
-    """Return the conditions on every config."""
-    return [
-        (f"at most {MAX_PRODUCTS} unrolled products per thread", lambda t: t.num_products <= MAX_PRODUCTS),
-        (f"at most {MAX_CTA_THREADS} threads per CTA", lambda t: t.num_threads <= MAX_CTA_THREADS),
-        (f"at most {MAX_THREADS_Z} threads along the pixels", lambda t: t.threads_pixels <= MAX_THREADS_Z),
-    ]
-
-
-def list_pruned(w: WeightGradient) -> list[Rule]:
-    """Return the conditions on configs that are worth a search."""
-    num_outputs = math.prod(PlaneShape.from_workload(w.forward).output_size) * w.N * w.O
-    min_threads = min(MIN_THREADS, ceil_div(num_outputs, 256))
-
-    def fits_channels(t: WgradConfig) -> Any:
-        return t.unit_blocks * t.threads_c <= MAX_OVERHANG_RATIO * t.num_units
-
-    return [
-        (f"at most {MAX_LIVE_REGISTERS} registers per thread", lambda t: t.live_registers <= MAX_LIVE_REGISTERS),
-        (f"at least {min_threads} threads", lambda t: t.num_threads >= min_threads),
-        ("threads overhang the channels by at most a quarter", fits_channels),
-        ("threads along the filter have a tile each", lambda t: t.threads_taps <= t.num_filter_tiles),
-        (
-            "there are at most as many parts as tiles of pixels",
-            lambda t: t.threads_pixels * t.parts <= t.num_pixel_tiles,
-        ),
-        ("a thread that loads the next tile has several", lambda t: (t.prefetch_tile == 0) | (t.iterations > 1)),
-    ]
-
-
-def select_default(w: WeightGradient) -> WgradConfig:
-    """Return the config with the lowest estimate."""
-    best_configs = [configs[0] for ahead in (0, 1) if (configs := list_best_configs(w, prefetch_tile=ahead))]
-    return min(best_configs, key=lambda config: float(config.estimated_cycles))
-
-
-def list_starting_configs(w: WeightGradient) -> list[dict[str, Any]]:
-    """Return the configs with which a search starts after the default.
-
-    Estimates of kernels that memory bounds are alike, so each config has another width of the channels of a CTA. Half
-    of them load the next tile ahead.
-    """
-    names = [name for name in list_options(w) if name != "vector_in" or w.groups != w.C]
-    default = select_default(w)
-    without, ahead = (
-        [config for config in list_best_configs(w, prefetch_tile=prefetch_tile) if config != default]
-        for prefetch_tile in (0, 1)
-    )
-    pairs = itertools.zip_longest(ahead[:NUM_STARTING_CONFIGS], without[:NUM_STARTING_CONFIGS])
-    configs = [config for pair in pairs for config in pair if config is not None]
-    return [{name: getattr(config, name) for name in names} for config in configs]
-
-
-@functools.lru_cache(maxsize=64)
-def list_best_configs(w: WeightGradient, prefetch_tile: int) -> list[WgradConfig]:
-    """Return the configs with the lowest estimates, one for each width of the channels of a CTA, the best first."""
-    options = dict(list_options(w))
-    itemsize, wanted = get_itemsize(w.storage), options["vector"]
-    # Loading half a word takes as long as a whole word.
-    options["vector"] = [v for v in wanted if v * itemsize >= WORD_BYTES] or wanted
-    if w.layout != CHANNELS_FIRST:
-        options["threads_pixels"] = DEFAULT_THREADS_PIXELS_CHOICES
-    options["parts"], options["prefetch_tile"] = (1,), (prefetch_tile,)
-    _, rows, columns = PlaneShape.from_workload(w.forward).output_size
-    rules = [predicate for _, predicate in (*list_required(w), *list_pruned(w))]
-    preferences: list[Callable[[WgradConfig], Any]] = [
-        lambda t: t.num_threads <= MAX_DEFAULT_THREADS,
-        lambda t: t.num_products <= MAX_DEFAULT_PRODUCTS,
-        lambda t: t.live_registers <= MAX_DEFAULT_REGISTERS,
-        lambda t: (t.threads_c * t.vector * itemsize >= SECTOR_BYTES) | (t.threads_c == t.num_units),
-        lambda t: math.prod(t.pixel_tiles) * t.pixels_y * t.pixels_x <= MAX_OVERHANG * rows * columns,
-    ]
-    candidates = WgradConfig.from_options(options, w=w)
-    if prefetch_tile:  # no preference replaces a rule
-        is_legal = functools.reduce(np.logical_and, (predicate(candidates) for predicate in rules))
-        if not np.any(is_legal):
-            return []
-    for predicate in (*rules, *preferences):
-        is_kept = predicate(candidates)
-        candidates = candidates.filter(is_kept) if np.any(is_kept) else candidates
-    cycles = np.stack([_estimate_legal(candidates, rules, parts) for parts in DEFAULT_PARTS_CHOICES])
-    best_parts = np.argmin(cycles, axis=0)
-    best_cycles = np.min(cycles, axis=0)
-    order = np.lexsort((best_parts, best_cycles))
-    _, first_of_width = np.unique((candidates.threads_c * candidates.vector)[order], return_index=True)
-    best = order[np.sort(first_of_width)[: 1 + NUM_STARTING_CONFIGS]].tolist()
-    return [
-        dataclasses.replace(candidates.row(index), parts=DEFAULT_PARTS_CHOICES[best_parts[index]])
-        for index in best
-        if np.isfinite(best_cycles[index]) or index == best[0]
-    ]
-
-
-def _estimate_legal(candidates: WgradConfig, rules: Sequence[Callable[[WgradConfig], Any]], parts: int) -> np.ndarray:
-    """Return the estimates of configs with a number of parts, infinite for those that violate a rule."""
-    configs = dataclasses.replace(candidates, parts=np.full_like(candidates.parts, parts))
-    is_legal = functools.reduce(np.logical_and, (predicate(configs) for predicate in rules))
-    return np.where(is_legal, configs.estimated_cycles, np.inf)
-
-
-def compute_usage(w: WeightGradient, columns: Columns) -> ResourceUsage:
-    """Return the resources that configs use; instructions are estimated numbers per product."""
-    config = make_config(w, columns)
-    return ResourceUsage(
-        threads=config.num_threads,
-        shared_bytes=config.shared_bytes,
-        accumulators=config.num_sums,
-        blocks=config.num_blocks,
-        all_threads=config.num_blocks * config.num_threads,
-        live_registers=config.live_registers,
-        issued_instructions=config.issued_instructions / config.num_products,
-        estimate=config.estimated_cycles,
-    )
-
-
-def make_config(w: WeightGradient, values: Mapping[str, Any]) -> WgradConfig:
-    """Return the config of the knobs' values, or the configs of many; depthwise filters have one input channel."""
-    return WgradConfig(w=w, **{"vector_in": 1, **values})
-
-
-def declare_knobs(w: WeightGradient, k: Knobs) -> WgradConfig:
-    """Declare the knobs, with the defaults of the lowest estimate, and return their values."""
-    options = list_options(w)
-    if w.groups == w.C:
-        options = {name: choices for name, choices in options.items() if name != "vector_in"}
-    declare_choices(k, options, select_default(w))
-    add_rules(k, functools.partial(make_config, w), list_required(w), list_pruned(w))
-    prune_by_estimate(k, functools.partial(make_config, w), float(select_default(w).estimated_cycles))
-    return make_config(w, k.values)

@@ -23,7 +23,7 @@ from tvmconv.workloads.conv_gradient import WeightGradient
 
 from ...estimated_config import EstimatedTileConfig
 from ...nhwc_direct.wgrad_config import count_positions
-from ...nhwc_direct.wgrad_config import select_default as select_fma_default
+from ...nhwc_direct.wgrad_knobs import select_default as select_fma_default
 from ...plane_shape import PlaneShape
 from ...tile_config import Rule, combine_overlapping
 from ..implicit_gemm_shape import VECTOR_BYTES
