@@ -58,6 +58,7 @@ class PixelBoxes:
     block_m: int  # rows of the product per work tile
     box_pixels: int  # pixels per box: an odd number of 16-byte chunks, or a whole plane
     count: int  # boxes per tile
+    are_planes: bool = False  # whether boxes are planes, which are copied as contiguous bytes
     channels: int = BOX_CHANNELS  # channels per copy
 
     @property
@@ -79,11 +80,6 @@ class PixelBoxes:
     def vector(self) -> int:
         """Pixels of the widest vector that does not cross the end of a plane; 0 if it is too small to copy."""
         return count_vector_pixels(self.pixels, self.itemsize)
-
-    @property
-    def are_planes(self) -> bool:
-        """Whether boxes are planes."""
-        return copies_planes(self.image.w)
 
     @property
     def has_matrices(self) -> bool:
@@ -170,7 +166,7 @@ def choose_pixel_boxes(w: Conv, block_m: int, block_k: int) -> PixelBoxes:
         block_m: Rows of the product per work tile.
         block_k: Channels per stage of halo rows, a power of two.
     """
-    boxes = _choose_box_size(w, block_m)
+    boxes = _choose_box_size(w, block_m, copies_planes(w))
     channels_per_group = w.C // w.groups
     while boxes.uses_tma and 2 * boxes.channels <= block_k and 2 * boxes.nbytes <= MAX_COPY_BYTES:
         if boxes.are_planes and channels_per_group % (2 * boxes.channels):
@@ -179,18 +175,24 @@ def choose_pixel_boxes(w: Conv, block_m: int, block_k: int) -> PixelBoxes:
     return boxes
 
 
+def choose_gathered_boxes(w: Conv, block_m: int, block_k: int) -> PixelBoxes:
+    """Return the boxes that threads copy by cp.async, with all channels of a block; the arguments are as above."""
+    are_planes = count_vector_pixels(math.prod(w.input_size), HaloImage(w).itemsize) == 0
+    return replace(_choose_box_size(w, block_m, are_planes), channels=block_k)
+
+
 @functools.lru_cache(maxsize=1024)
-def _choose_box_size(w: Conv, block_m: int) -> PixelBoxes:
+def _choose_box_size(w: Conv, block_m: int, are_planes: bool) -> PixelBoxes:
     """Return the boxes that are copied fastest by the number and length of their rows."""
     image, pixels = HaloImage(w), math.prod(w.input_size)
     vector, bounds = count_vector_pixels(pixels, image.itemsize), _list_pixel_bounds(image, block_m)
     max_pixels = maps.MAX_BOX_ELEMENTS if vector * image.itemsize == CHUNK_BYTES else vector * WARP_SIZE
-    sizes = [pixels] if copies_planes(w) else range(3 * GROUP, max_pixels, 2 * GROUP)
+    sizes = [pixels] if are_planes else range(3 * GROUP, max_pixels, 2 * GROUP)
     options = []
     for box_pixels in sizes:
         per_plane = ceil_div(pixels, box_pixels)
         first, last = (images * per_plane + bound // box_pixels for images, bound in bounds)
-        options.append(PixelBoxes(image, block_m, box_pixels, int((last - first).max()) + 1))
+        options.append(PixelBoxes(image, block_m, box_pixels, int((last - first).max()) + 1, are_planes))
     return min(options, key=lambda boxes: boxes.count * (boxes.pitch_bytes + ROW_COST_BYTES))
 
 

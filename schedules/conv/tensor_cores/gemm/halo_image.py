@@ -199,6 +199,11 @@ class HaloOutput(ChannelsFirstOutput):
         return cls(math.prod(w.output_size), w.O // w.groups, w.groups, w.N, get_itemsize(w.storage), image=image)
 
     @property
+    def has_further_rows(self) -> bool:
+        """Whether the product has rows that are no pixels."""
+        return True
+
+    @property
     def vector(self) -> int:
         """Pixels of a vector, which neither crosses a line nor the end of a tile."""
         assert self.image

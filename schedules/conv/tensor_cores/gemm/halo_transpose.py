@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from typing import ClassVar
 
 from tvm.script import tirx as T  # noqa: N812  (TVM's own name for it)
 
@@ -164,14 +165,16 @@ class MatrixTranspose:
         unused: Shared-memory address of `CHUNK_BYTES` for each thread, for pixels that the tile does not need.
     """
 
+    groups_per_set: ClassVar[int] = MATRICES  # groups of pixels that an instruction loads
+
     def __init__(
-        self, boxes: PixelBoxes, layout: SmemLayout, num_warps: int, first_row: Expr, thread: Expr, unused: Expr
+        self, boxes: PixelBoxes, layout: SmemLayout, num_warps: int, first_row: Expr, thread: Expr, unused: Expr = 0
     ) -> None:
         self._boxes, self._layout, self._num_warps = boxes, layout, num_warps
         self._first_row, self._thread = first_row, thread
         self._unused = unused + to_uint32(thread * CHUNK_BYTES)
         self._plane_rows = layout.rows // boxes.image.num_planes
-        self._num_sets = ceil_div(boxes.num_groups, MATRICES * num_warps)  # of four groups of pixels, of this warp
+        self._num_sets = ceil_div(boxes.num_groups, self.groups_per_set * num_warps)  # of groups of pixels, of this warp
         self._halo_rows = self._locate_rows()
         num_registers = min(MAX_SETS_IN_FLIGHT, self._num_sets)
         self._registers = [allocate(f"matrices_{i}", MATRICES, "uint32") for i in range(num_registers)]
@@ -181,13 +184,18 @@ class MatrixTranspose:
         thread = self._thread
         return (set_idx * self._num_warps + thread // WARP_SIZE) * MATRICES + thread % WARP_SIZE // GROUP
 
+    @property
+    def _pixel_in_group(self) -> Expr:
+        """Pixel of a group whose halo row this lane addresses."""
+        return self._thread % GROUP
+
     def _locate_rows(self) -> list[Expr]:
         """Compute the row in shared memory of this lane's pixel in each set; the number of rows if there is none."""
         boxes, image, w = self._boxes, self._boxes.image, self._boxes.image.w
         first_box = Register("first_box", value=boxes.first_box(self._first_row)).value
         rows = []
         for set_idx in range(self._num_sets):
-            pixel_in_tile = self._group(set_idx) * GROUP + self._thread % GROUP
+            pixel_in_tile = self._group(set_idx) * GROUP + self._pixel_in_group
             box = first_box + pixel_in_tile // boxes.box_pixels
             pixel = box % boxes.per_plane * boxes.box_pixels + pixel_in_tile % boxes.box_pixels
             conditions = [pixel_in_tile < boxes.count * boxes.box_pixels, pixel < boxes.pixels]

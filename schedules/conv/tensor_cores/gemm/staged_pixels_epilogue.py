@@ -52,6 +52,9 @@ class StagedPixelsEpilogue(StagedEpilogue):
         image, pixel = self._pixels.locate(row)
         return self._pixels.index(image, channel, pixel)
 
+    def _is_pixel(self, row: Expr) -> Expr:
+        return self._pixels.locate(row)[0] < self._pixels.images if self._pixels.has_further_rows else True
+
     def _store_sums(self, address: Expr, pair: Sequence[Expr]) -> None:
         for e in range(2):
             emit_ptx("st.shared.b32", address + to_uint32(e * self.pitch_bytes), pair[e])
@@ -74,6 +77,7 @@ class StagedPixelsEpilogue(StagedEpilogue):
         is_inside = logical_and(
             is_below(vector_idx, num_vectors, tiling.num_threads),
             tiling.is_inside(self.shape, tile.m + row, tile.n + column),
+            self._is_pixel(tile.m + row),
         )
         offset = to_uint32(self.tile_offset) + to_uint32(column * self.pitch_bytes)
         offset = offset + to_uint32(row * self.staged_itemsize)
@@ -95,10 +99,12 @@ def store_partial_sums_of_pixels(
     with m_loop as mma_m, n_loop as mma_n, unrolled_loop(2, "h") as half:
         row, column = tiling.row(tile, mma_m, half), tiling.column(tile, mma_n)
         image, pixel = output.locate(row)
+        is_pixel = image < output.images if output.has_further_rows else True
+        num_outputs = output.images * output.pixels * shape.groups * shape.n
         for e in range(2):
             index = output.index(image, tile.group * shape.n + (column + e), pixel)
-            with if_(tiling.is_inside(shape, row, column + e)):
-                address = workspace.access_ptr("w", offset=split * (shape.m * shape.groups * shape.n) + index)
+            with if_(logical_and(tiling.is_inside(shape, row, column + e), is_pixel)):
+                address = workspace.access_ptr("w", offset=split * num_outputs + index)
                 emit_ptx("st.global.b32", address, accumulators[tiling.accumulator(mma_m, mma_n, half) + e])
 
 

@@ -23,6 +23,8 @@ from ..gemm.channels_first_epilogue import ChannelsFirstOutput
 from ..gemm.cp_async import CopyThreads, FilterGather, ImageGather
 from ..gemm.cta import allocate_smem, allow_dependent_launch, open_cta
 from ..gemm.epilogue_ops import EpilogueOps
+from ..gemm.halo_image import HaloOutput
+from ..gemm.halo_rows import BlockedFilterGather, HaloRows, HaloRowsMainloop
 from ..gemm.mma_sync_mainloop import MmaSyncMainloop, OperandLoader, WarpTiling
 from ..gemm.mn_major_operands import FilterRows, MnMajorFilterMainloop, make_mn_major_layout
 from ..gemm.pipelines import CpAsyncPipeline
@@ -34,6 +36,7 @@ from ..gemm.tile_scheduler import KRange, TileScheduler, WorkTile
 from ..gemm.workspace_reduction import OutputVector, WorkspaceReduction, store_partial_sums
 from ..implicit_gemm_shape import ImplicitGemmShape
 from .epilogue_split import compute_smem_bytes, compute_staged_itemsize, split_epilogue, stores_raw_accumulators
+from .halo_config import HaloTileConfig
 from .tile_config import MmaSyncTileConfig
 
 REDUCTION_THREADS = 256  # threads per CTA of the sum of parts
@@ -55,7 +58,7 @@ def emit_kernels(
     shape = ImplicitGemmShape.from_workload(w)
     workspace = allocate("partial", config.split_k * shape.m * w.O, "float32", "global")
     emit_kernel(w, config, arguments, workspace, filter_loader)
-    output = ChannelsFirstOutput.from_workload(w) if config.stores_channels_first else None
+    output = make_output(w, config) if config.stores_channels_first else None
     vector = output.vector if output else math.gcd(w.O, shape.output_vector)
 
     def locate(item: Expr) -> OutputVector:
@@ -84,7 +87,7 @@ def emit_kernel(
 
     `workspace` receives the partial sums of a split reduction, and `stats` the statistics of the output, if there are.
     """
-    shape, tiles_per_cta = ImplicitGemmShape.from_workload(w), int(config.tiles_per_block)
+    shape, tiles_per_cta = config.get_shape(w), int(config.tiles_per_block)
     num_ctas = int(config.num_blocks(shape)) // int(config.split_k)
     tiles = TileScheduler.of_product((shape.m, shape.n), (config.block_m, config.block_n), shape.groups, num_ctas)
     splits_in_cluster = bool(config.uses_cluster_reduction)
@@ -111,7 +114,7 @@ def emit_kernel(
                 return
             with if_(tiling.holds_sums):
                 if config.stores_channels_first:
-                    output = ChannelsFirstOutput.from_workload(w)
+                    output = make_output(w, config)
                     store_partial_sums_of_pixels(workspace, accumulators, tiling, tile, split, shape, output)
                 else:
                     store_partial_sums(workspace, accumulators, tiling, tile, split, shape)
@@ -166,6 +169,13 @@ def make_tiling(dtype: str, config: MmaSyncTileConfig, thread: ThreadPosition) -
     )
 
 
+def make_output(w: Conv, config: MmaSyncTileConfig) -> ChannelsFirstOutput:
+    """Return a channels-first output, whose pixels have the numbers of the rows of the product."""
+    if isinstance(config, HaloTileConfig):
+        return HaloOutput.from_image(config.image)
+    return ChannelsFirstOutput.from_workload(w)
+
+
 def make_mainloop(
     config: MmaSyncTileConfig,
     tiling: WarpTiling,
@@ -209,6 +219,8 @@ def make_conv_mainloop(
 ) -> MmaSyncMainloop:
     """Return the mainloop of a convolution's image and filters."""
     shape = ImplicitGemmShape.from_workload(w)
+    if isinstance(config, HaloTileConfig):
+        return make_halo_mainloop(w, config, tiling, arguments, split, smem)
     k_range = KRange(split, int(config.k_tiles_per_block(shape)), int(config.total_k_tiles(shape)))
     overhangs = shape.k % (config.block_k * k_range.tiles_per_split * config.split_k) != 0
     k_extent = shape.k if overhangs else None
@@ -224,6 +236,33 @@ def make_conv_mainloop(
     return make_mainloop(config, tiling, make_loaders, k_range, smem, layouts, MnMajorFilterMainloop)
 
 
+def make_halo_mainloop(
+    w: Conv, config: HaloTileConfig, tiling: WarpTiling, arguments: Mapping[str, Buffer], split: Expr, smem: Expr
+) -> HaloRowsMainloop:
+    """Return the mainloop of a convolution's filters and of halo rows of a channels-first image."""
+    shape, atom = ImplicitGemmShape.from_workload(w), tiling.atom
+    blocks, row_bytes = int(config.blocks_per_cta(shape)), config.block_k * atom.itemsize
+    a_layout, b_layout = SmemLayout(int(config.rows), row_bytes), SmemLayout(config.block_n, row_bytes)
+    a_copy, b_copy = (CopyThreads(layout, tiling.num_threads, tiling.thread.thread) for layout in (a_layout, b_layout))
+    padded_channels, stages = blocks * config.split_k * config.block_k, int(config.stages)
+    boxes_address = smem + to_uint32(a_layout.nbytes + stages * b_layout.nbytes)
+    rows = HaloRows(
+        *(config.boxes, arguments["X"], shape.channels_per_group, padded_channels, blocks, split * blocks),
+        *(int(config.box_stages), a_copy, (smem, boxes_address)),
+    )
+    filters = BlockedFilterGather(shape, w.storage, arguments["K"], config.block_k, None, b_copy)
+    filters.padded_channels = padded_channels
+    k_tiles = KRange(split, blocks * config.num_taps, blocks * config.num_taps * config.split_k)
+    fragments = (2 * tiling.mmas_m * atom.a_registers, 2 * tiling.mmas_n * atom.b_registers)
+    a_fragments, b_fragments = (
+        allocate(name, size, "uint32") for name, size in zip(("a_fragments", "b_fragments"), fragments, strict=True)
+    )
+    return HaloRowsMainloop(
+        *(tiling, a_layout, b_layout, rows, filters, config.block_k, k_tiles, CpAsyncPipeline(stages), smem),
+        *(a_fragments, b_fragments),
+    )
+
+
 def make_epilogue(
     w: Conv,
     config: MmaSyncTileConfig,
@@ -237,7 +276,7 @@ def make_epilogue(
     **attributes: Any,
 ) -> StagedEpilogue:
     """Return the epilogue, of a type that may have further attributes; with a workspace it has no operations."""
-    shape, stages_sums = ImplicitGemmShape.from_workload(w), bool(stores_raw_accumulators(w, config))
+    shape, stages_sums = config.get_shape(w), bool(stores_raw_accumulators(w, config))
     starts_with_residual, owns_sums = config.residual_add == "accumulator_init", not config.uses_cluster_reduction
     register_ops, vector_ops = ([], []) if has_workspace else split_epilogue(w, starts_with_residual, owns_sums)
     staged_itemsize = int(compute_staged_itemsize(w, config))
@@ -248,7 +287,7 @@ def make_epilogue(
     )
     make_layer: Callable[..., StagedEpilogue] = epilogue_type
     if config.stores_channels_first:
-        make_layer = functools.partial(StagedPixelsEpilogue, output=ChannelsFirstOutput.from_workload(w))
+        make_layer = functools.partial(StagedPixelsEpilogue, output=make_output(w, config))
     return make_layer(
         shape,
         tiling,

@@ -30,7 +30,7 @@ def estimate_latency_us(config: MmaSyncTileConfig, gemm: ImplicitGemmShape) -> A
     resident_blocks_per_sm = count_ctas_per_sm(
         num_blocks,
         H200.multiprocessors,
-        config.stages * config.stage_bytes(gemm),
+        config.mainloop_bytes(gemm),
         config.estimate_registers(gemm.itemsize, gemm.spatial_ndim),
         config.num_threads,
     )
@@ -56,17 +56,17 @@ def _estimate_wave_us(config: MmaSyncTileConfig, gemm: ImplicitGemmShape, reside
     params, resident_blocks = H200_FIT.mma_sync, np.maximum(resident_blocks, 1)
     macs_per_k_tile = config.block_m * config.block_n * config.block_k
     num_output_warps = config.warps_m * config.warps_n
-    stage_bytes = config.stage_bytes(gemm)
+    copied_bytes = config.copied_bytes(gemm)
     smem_read_bytes = (
         (config.block_m * config.warps_n + config.block_n * config.warps_m) * config.block_k * gemm.itemsize
     )
     num_mmas = macs_per_k_tile * gemm.itemsize // (MMA_M * MMA_N * MMA_K_BYTES) / (num_output_warps * config.warps_k)
     k_tiles_in_flight = np.clip(np.minimum(config.stages - 1, config.k_tiles_per_block(gemm)), 1, None)
     k_tile_us = estimate_k_tile_us(
-        *(resident_blocks, macs_per_k_tile, smem_read_bytes + stage_bytes, gemm.itemsize, params),
-        resident_blocks * H200.multiprocessors * stage_bytes / params.l2_bytes_per_us,
+        *(resident_blocks, macs_per_k_tile, smem_read_bytes + config.moved_bytes(gemm), gemm.itemsize, params),
+        resident_blocks * H200.multiprocessors * copied_bytes / params.l2_bytes_per_us,
         params.l2_latency_us / k_tiles_in_flight,
-        params.k_tile_us + params.mma_issue_us * num_mmas,
+        params.k_tile_us + params.mma_issue_us * num_mmas + config.further_k_tile_us,
     )
     return (
         config.k_tiles_per_block(gemm) * k_tile_us

@@ -42,6 +42,7 @@ from ...layout_conversion import build_channels_last_schedule, estimate_input_co
 from ..eight_bit_requirements import CHANNELS_LAST_EIGHT_BITS, PAIRED_EIGHT_BITS
 from ..implicit_gemm_shape import VECTOR_BYTES, ImplicitGemmShape
 from ..space_to_depth import fold_filter_row_into_channels
+from .halo_config import CONVERTED, INPUT_LOADER, can_share_halo_rows
 from .kernel import emit_kernels
 from .knobs import compute_usage, declare_knobs
 from .tile_config import MMA_N
@@ -59,12 +60,22 @@ def view(w: Conv) -> Conv:
 
 
 def compute_layout_usage(w: Conv, columns: Columns) -> ResourceUsage:
-    """Return the resources that configs use, with the conversion of X in their estimates."""
-    usage = compute_usage(view(w), columns, stores_channels_first=w.output_layout == CHANNELS_FIRST)
+    """Return the resources that configs use, with what the layout of X costs in their estimates."""
+    fixed = {"stores_channels_first": w.output_layout == CHANNELS_FIRST}
+    usage = compute_usage(view(w), columns, **fixed)
     assert usage.estimate is not None
-    layout_us = np.full_like(usage.estimate, estimate_input_conversion_us(w), dtype=float)
-    usage.estimate, usage.layout_seconds = usage.estimate + layout_us, layout_us * 1e-6
+    converts = np.equal(columns.get(INPUT_LOADER, CONVERTED), CONVERTED)
+    usage.estimate = usage.estimate + np.where(converts, estimate_input_conversion_us(w), 0.0)
+    without_loader = {name: column for name, column in columns.items() if name != INPUT_LOADER}
+    channels_last_us: Any = compute_usage(view(w), without_loader, **fixed).estimate
+    usage.layout_seconds = np.maximum(usage.estimate - channels_last_us, 0.0) * 1e-6
     return usage
+
+
+def can_choose_loader(w: Conv) -> bool:
+    """Return whether the taps of a filter can share halo rows of a channels-first X in place of a conversion."""
+    is_channels_first = w.input_layout == w.output_layout == CHANNELS_FIRST
+    return is_channels_first and view(w) == w.to_channels_last() and can_share_halo_rows(view(w))
 
 
 def is_promising(w: Conv) -> bool:
@@ -99,10 +110,15 @@ OPTIONS: dict[str, Any] = {  # of both schedules
 def mma_sync(s: Schedule, w: Conv, k: Knobs) -> Schedule:
     """Tile pixels × channels over blocks and warps, and pipeline the k-tiles of the reduction."""
     viewed_workload = view(w)
-    config = declare_knobs(viewed_workload, k, stores_channels_first=w.output_layout == CHANNELS_FIRST)
+    conversion_us = estimate_input_conversion_us(w) if can_choose_loader(w) else None
+    stores_channels_first = w.output_layout == CHANNELS_FIRST
+    config = declare_knobs(
+        viewed_workload, k, stores_channels_first=stores_channels_first, input_conversion_us=conversion_us
+    )
     return build_channels_last_schedule(
         w,
         lambda arguments: emit_kernels(viewed_workload, config, arguments),
+        converts_input=config.input_loader == CONVERTED,
         converts_output=False,
         skips_unread_pixels=True,
     )

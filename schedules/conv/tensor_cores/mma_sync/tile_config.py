@@ -7,12 +7,13 @@ the cost model use the same formulas.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 
 from tvmconv.arithmetic import ceil_div
 from tvmconv.target import MAX_REGISTERS_PER_THREAD, REGISTERS_PER_MULTIPROCESSOR, WARP_SIZE
+from tvmconv.workloads import Conv
 
 from ...tile_config import TileConfig
 from ..implicit_gemm_shape import ACCUMULATOR_BYTES, VECTOR_BYTES, ImplicitGemmShape
@@ -55,6 +56,9 @@ class MmaSyncTileConfig(TileConfig):
     # Products of 8-bit floats after which accumulators are added to float32 sums, in whole k-tiles; 0: never.
     promotion_interval: Any = 0
     stores_channels_first: Any = False  # whether the output is channels first, which is no knob
+    input_loader: Any = "converted"  # how a channels-first X is loaded; X is channels last where there is no such knob
+
+    further_k_tile_us: ClassVar[Any] = 0.0  # latency of other work per k-tile in microseconds
 
     @property
     def is_warp_tile_exact(self) -> Any:
@@ -120,6 +124,10 @@ class MmaSyncTileConfig(TileConfig):
         """Return the number of blocks in the grid."""
         return ceil_div(self.num_tiles(gemm), self.tiles_per_block) * self.split_k
 
+    def get_shape(self, w: Conv) -> ImplicitGemmShape:
+        """Return the matrix product whose rows are divided into tiles."""
+        return ImplicitGemmShape.from_workload(w)
+
     def total_k_tiles(self, gemm: ImplicitGemmShape) -> Any:
         """Return the number of k-tiles of the whole reduction."""
         return ceil_div(gemm.k, self.block_k)
@@ -135,6 +143,18 @@ class MmaSyncTileConfig(TileConfig):
     def stage_bytes(self, gemm: ImplicitGemmShape) -> Any:
         """Return the shared memory of one pipeline stage in bytes, for both operands."""
         return (self.block_m + self.block_n) * self.block_k * gemm.itemsize
+
+    def mainloop_bytes(self, gemm: ImplicitGemmShape) -> Any:
+        """Return the shared memory of the mainloop in bytes."""
+        return self.stages * self.stage_bytes(gemm)
+
+    def copied_bytes(self, gemm: ImplicitGemmShape) -> Any:
+        """Return the bytes that are copied for a k-tile."""
+        return self.stage_bytes(gemm)
+
+    def moved_bytes(self, gemm: ImplicitGemmShape) -> Any:
+        """Return the bytes that a k-tile stores to shared memory or moves there."""
+        return self.stage_bytes(gemm)
 
     def pitch_bytes(self, itemsize: Any) -> Any:
         """Return the bytes from one pixel to the next of the tile in shared memory, or from one channel to the next.
@@ -166,7 +186,7 @@ class MmaSyncTileConfig(TileConfig):
         These reuse the same memory. The output tile has separate memory if the stages already receive the next tile's
         operands.
         """
-        mainloop_bytes = self.stages * self.stage_bytes(gemm)
+        mainloop_bytes = self.mainloop_bytes(gemm)
         reduction_bytes = self.block_m * self.block_n * ACCUMULATOR_BYTES * (self.warps_k - 1)
         output_tile_bytes = self.tile_bytes(staged_itemsize) * (1 - self.uses_workspace_reduction)
         return np.where(
