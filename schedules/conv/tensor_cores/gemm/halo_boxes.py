@@ -158,6 +158,27 @@ class PixelBoxes:
         return row // math.prod(extents[axis + 1 :]) % extents[axis] * w.stride[axis] - w.pad_low[axis]
 
 
+@dataclass(frozen=True)
+class GatheredBoxes(PixelBoxes):
+    """Boxes that threads copy by cp.async. Those of a channel are side by side, unless boxes are planes."""
+
+    @property
+    def pitch_bytes(self) -> int:
+        """Bytes from a channel to the next, an odd number of chunks."""
+        row_bytes = self.count * self.box_pixels * self.itemsize
+        return super().pitch_bytes if self.are_planes else (ceil_div(row_bytes, CHUNK_BYTES) | 1) * CHUNK_BYTES
+
+    @property
+    def box_bytes(self) -> int:
+        """Bytes from a box in shared memory to the next."""
+        return super().box_bytes if self.are_planes else self.box_pixels * self.itemsize
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the boxes of a copy in shared memory."""
+        return super().nbytes if self.are_planes else self.channels * self.pitch_bytes
+
+
 def choose_pixel_boxes(w: Conv, block_m: int, block_k: int) -> PixelBoxes:
     """Return the boxes for tiles of a size, with as many channels per copy as small copies permit.
 
@@ -175,10 +196,10 @@ def choose_pixel_boxes(w: Conv, block_m: int, block_k: int) -> PixelBoxes:
     return boxes
 
 
-def choose_gathered_boxes(w: Conv, block_m: int, block_k: int) -> PixelBoxes:
+def choose_gathered_boxes(w: Conv, block_m: int, block_k: int) -> GatheredBoxes:
     """Return the boxes that threads copy by cp.async, with all channels of a block; the arguments are as above."""
     are_planes = count_vector_pixels(math.prod(w.input_size), HaloImage(w).itemsize) == 0
-    return replace(_choose_box_size(w, block_m, are_planes), channels=block_k)
+    return GatheredBoxes(**vars(_choose_box_size(w, block_m, are_planes)) | {"channels": block_k})
 
 
 @functools.lru_cache(maxsize=1024)

@@ -24,6 +24,7 @@ from ....tir_builder import (
     if_,
     is_below,
     logical_and,
+    serial_loop,
     store,
     to_uint32,
     unrolled_loop,
@@ -45,8 +46,8 @@ WORD_BYTES = 4
 class BoxCopies:
     """Copies of the boxes of a block of channels.
 
-    A row of a copy has the pixels of a channel, or the bytes of eight channels if boxes are planes. Neighbouring threads
-    copy neighbouring vectors of a row. Each thread has the same vectors of several rows.
+    A row of a copy has the pixels of a channel, or the bytes of eight channels if boxes are planes. Neighbouring
+    threads copy neighbouring vectors of a row. Each thread has the same vectors of several rows.
     """
 
     boxes: PixelBoxes  # boxes of all channels of a block
@@ -139,7 +140,7 @@ class HaloRows:
     def first_k(self, k_tile: Expr) -> Expr:
         """Return the first element of a K tile in the reduction, whose taps have padded channels."""
         block, tap = self.split_k_tile(k_tile)
-        return tap * self._padded_channels + (self._first_block + block) * self._boxes.channels
+        return tap * self._padded_channels + self.first_channel(block)
 
     def locate(self, first_row: Expr, group: Expr) -> None:
         """Compute the vectors that this thread copies of a work tile, and the rows that it transposes."""
@@ -166,14 +167,22 @@ class HaloRows:
         self._tap.set(self._taps - 1)
         self._block.set(-1)
 
-    def load(self, block: Expr) -> None:
-        """Start the copies of a block of channels, by its number among those of this CTA."""
+    def boxes_address(self, block: Expr) -> Expr:
+        """Return the address of the stage that receives the boxes of a block of this CTA."""
+        return self._first_stage + to_uint32(block % self._stages * self._boxes.nbytes)
+
+    def first_channel(self, block: Expr) -> Expr:
+        """Return the first channel of a block of this CTA."""
+        return (self._first_block + block) * self._boxes.channels
+
+    def load(self, stage: Expr, offset: int, first_k: Expr) -> None:
+        """Start the copies of the boxes of a block, which begins with channel `first_k`, to an offset in a stage."""
         boxes, copies = self._boxes, self._copies
         rows_per_pass = self._copy.num_threads // copies.threads_per_row
-        address = Register("boxes", "uint32", self._first_stage + to_uint32(block % self._stages * boxes.nbytes)).value
-        first_channel = Register("channel", value=(self._first_block + block) * boxes.channels).value
+        address = Register("boxes", "uint32", stage + to_uint32(offset)).value
+        first_channel = Register("channel", value=first_k).value
         row, nbytes = self._copy.thread // copies.threads_per_row, copies.vector * boxes.itemsize
-        with unrolled_loop(ceil_div(copies.rows, rows_per_pass), "i") as i:
+        with serial_loop(ceil_div(copies.rows, rows_per_pass), "i") as i:
             channel = (row + i * rows_per_pass) * copies.channels_per_row
             element = (first_channel + i * (rows_per_pass * copies.channels_per_row)) * boxes.pixels
             destination = address + to_uint32(i * (rows_per_pass * copies.channels_per_row * boxes.pitch_bytes))
@@ -207,8 +216,7 @@ class HaloRows:
 
     def _transpose_block(self) -> None:
         """Transpose the boxes of the current block; the other blocks have zeros in the same rows."""
-        stage = self._first_stage + to_uint32(self._block.value % self._stages * self._boxes.nbytes)
-        stage = Register("boxes", "uint32", stage).value
+        stage = Register("boxes", "uint32", self.boxes_address(self._block.value)).value
         if isinstance(self._transpose, WordTranspose):
             with if_(self._block.value == 0):
                 self._transpose.clear_rows(self._rows)
@@ -287,7 +295,7 @@ class HaloRowsMainloop(MmaSyncMainloop):
         block, tap = self.a.split_k_tile(k_tile)
         if not isinstance(tap, int) or tap == 0:
             with if_(True if isinstance(tap, int) else tap == 0):
-                self.a.load(block)
+                self.a.load(self.a.boxes_address(block), 0, self.a.first_channel(block))
 
     def load_fragments(self, stage: Expr, mma_k: int, fragment_set: int) -> None:
         """Load fragments as the base does; those of the first mma follow the transpose of a block."""

@@ -174,7 +174,9 @@ class MatrixTranspose:
         self._first_row, self._thread = first_row, thread
         self._unused = unused + to_uint32(thread * CHUNK_BYTES)
         self._plane_rows = layout.rows // boxes.image.num_planes
-        self._num_sets = ceil_div(boxes.num_groups, self.groups_per_set * num_warps)  # of groups of pixels, of this warp
+        self._num_sets = ceil_div(
+            boxes.num_groups, self.groups_per_set * num_warps
+        )  # of groups of pixels, of this warp
         self._halo_rows = self._locate_rows()
         num_registers = min(MAX_SETS_IN_FLIGHT, self._num_sets)
         self._registers = [allocate(f"matrices_{i}", MATRICES, "uint32") for i in range(num_registers)]

@@ -145,6 +145,37 @@ class WindowGather:
         self._image.set(self._image.value + (step + carry))
 
 
+class PixelRows:
+    """Operand of channels × pixels: a channels-first X under filters of one tap, whose pixels are contiguous.
+
+    Zeros are copied beyond the pixels of the batch, and beyond the channels of a group.
+    """
+
+    def __init__(self, w: Conv, source: Buffer, copy: CopyThreads) -> None:
+        self._w, self._source, self._copy = w, source, copy
+        self._pixels, self._channels = math.prod(w.input_size), w.C // w.groups
+        self._pieces = _Pieces(w.storage, self._pixels, copy)
+        # Index of the first channel of a work tile in each piece of this thread's chunk; -1 beyond the last pixel.
+        self._index = allocate("x_index", len(self._pieces.first_elements), "int32")
+
+    def locate(self, first_column: Expr, group: Expr) -> None:
+        """Compute the pixels of a work tile that this thread copies."""
+        for piece, element in enumerate(self._pieces.first_elements):
+            column = first_column + self._copy.chunk * self._pieces.elements_per_chunk + element
+            channel = column // self._pixels * self._w.C + group * self._channels
+            index = channel * self._pixels + column % self._pixels
+            store(self._index, piece, T.Select(column < self._w.N * self._pixels, index, -1))
+
+    def load(self, stage: Expr, offset: int, first_k: Expr) -> None:
+        """Start the copies of a K tile to an offset in a stage."""
+
+        def locate_piece(channel: Expr, element: int) -> tuple[Expr, Expr]:
+            index = self._index[self._pieces.first_elements.index(element)]
+            return index + channel * self._pixels, logical_and(index >= 0, channel < self._channels)
+
+        self._pieces.load(self._source, self._copy.destination(stage, offset), first_k, locate_piece)
+
+
 class _Pieces:
     """The pieces of a thread's chunk of 16 bytes whose elements are contiguous in memory, and their copies."""
 
@@ -232,8 +263,8 @@ class MnMajorFilterMainloop(MmaSyncMainloop):
 
 
 @dataclass(frozen=True)
-class MnMajorMainloop(MnMajorFilterMainloop):
-    """The mainloop of operands whose rows in shared memory are K."""
+class MnMajorImageMainloop(MmaSyncMainloop):
+    """The mainloop of an operand A whose rows in shared memory are K."""
 
     def _load_a_fragments(self, stage: Expr, mma_k: int, fragment_set: int) -> None:
         tiling, lane, atom = self.tiling, self.tiling.thread.lane, self.tiling.atom
@@ -241,6 +272,11 @@ class MnMajorMainloop(MnMajorFilterMainloop):
         with unrolled_loop(tiling.mmas_m, "i") as mma_m:
             registers, column = self._a_fragment(fragment_set, mma_m), tiling.first_row + mma_m * atom.m
             load_a_fragment(registers, atom, self.a_layout, self._stage(stage), first_k, column, lane)
+
+
+@dataclass(frozen=True)
+class MnMajorMainloop(MnMajorImageMainloop, MnMajorFilterMainloop):
+    """The mainloop of operands whose rows in shared memory are K."""
 
 
 def load_a_fragment(

@@ -26,7 +26,13 @@ from ..gemm.epilogue_ops import EpilogueOps
 from ..gemm.halo_image import HaloOutput
 from ..gemm.halo_rows import BlockedFilterGather, HaloRows, HaloRowsMainloop
 from ..gemm.mma_sync_mainloop import MmaSyncMainloop, OperandLoader, WarpTiling
-from ..gemm.mn_major_operands import FilterRows, MnMajorFilterMainloop, make_mn_major_layout
+from ..gemm.mn_major_operands import (
+    FilterRows,
+    MnMajorFilterMainloop,
+    MnMajorImageMainloop,
+    PixelRows,
+    make_mn_major_layout,
+)
 from ..gemm.pipelines import CpAsyncPipeline
 from ..gemm.smem_layout import SmemLayout
 from ..gemm.staged_epilogue import StagedEpilogue
@@ -36,7 +42,7 @@ from ..gemm.tile_scheduler import KRange, TileScheduler, WorkTile
 from ..gemm.workspace_reduction import OutputVector, WorkspaceReduction, store_partial_sums
 from ..implicit_gemm_shape import ImplicitGemmShape
 from .epilogue_split import compute_smem_bytes, compute_staged_itemsize, split_epilogue, stores_raw_accumulators
-from .halo_config import HaloTileConfig
+from .input_loader import CP_ASYNC, HaloTileConfig
 from .tile_config import MmaSyncTileConfig
 
 REDUCTION_THREADS = 256  # threads per CTA of the sum of parts
@@ -228,9 +234,15 @@ def make_conv_mainloop(
         lambda copy: ImageGather(w, arguments["X"], config.block_k, k_extent, copy, arguments.get(w.CACHE)),
         lambda copy: filter_loader(shape, w.storage, arguments["K"], config.block_k, k_extent, copy),
     )
+    image_layout = SmemLayout(config.block_m, config.block_k * shape.itemsize)
+    filter_layout = SmemLayout(config.block_n, config.block_k * shape.itemsize)
+    if config.input_loader == CP_ASYNC:
+        load_pixels = functools.partial(PixelRows, w, arguments["X"])
+        image_layout = make_mn_major_layout(config.block_k, config.block_m, shape.itemsize)
+        loaders, layouts = (load_pixels, make_loaders[1]), (image_layout, filter_layout)
+        return make_mainloop(config, tiling, loaders, k_range, smem, layouts, MnMajorImageMainloop)
     if filter_loader is not FilterRows:
         return make_mainloop(config, tiling, make_loaders, k_range, smem)
-    image_layout = SmemLayout(config.block_m, config.block_k * shape.itemsize)
     filter_layout = make_mn_major_layout(config.block_k, config.block_n, shape.itemsize)
     layouts = image_layout, filter_layout
     return make_mainloop(config, tiling, make_loaders, k_range, smem, layouts, MnMajorFilterMainloop)

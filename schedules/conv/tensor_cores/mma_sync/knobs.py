@@ -19,14 +19,14 @@ from ...tile_config import Rule, add_rules, declare_choices
 from ..implicit_gemm_shape import VECTOR_BYTES, ImplicitGemmShape
 from ..promotion import KNOB, PROMOTION_INTERVALS, has_float8_sums, has_integer_output, limit_accumulation_error
 from .epilogue_split import compute_smem_bytes
-from .halo_config import (
+from .input_loader import (
     CONVERTED,
     HALO,
     INPUT_LOADER,
-    INPUT_LOADERS,
     HaloTileConfig,
-    halo_constraints,
-    select_halo_default,
+    estimate_by_loader_us,
+    list_loader_constraints,
+    rank_loader_defaults,
 )
 from .latency import estimate_latency_us, min_latency_us, select_default_config
 from .tile_config import (
@@ -51,13 +51,16 @@ def compute_usage(w: Conv, columns: Columns, *, stores_channels_first: bool = Fa
 
     def compute(config: MmaSyncTileConfig) -> ResourceUsage:
         cluster = np.where(config.uses_cluster_reduction, config.split_k, 1)
-        return compute_product_usage(config, config.get_shape(w), compute_smem_bytes(w, config), cluster)
+        usage = compute_product_usage(config, config.get_shape(w), compute_smem_bytes(w, config), cluster)
+        if INPUT_LOADER in columns:
+            usage.estimate = estimate_by_loader_us(config, w)
+        return usage
 
     usage = compute(MmaSyncTileConfig.from_columns(columns, **fixed))
     if np.any(has_halo := np.equal(columns.get(INPUT_LOADER, CONVERTED), HALO)):
         halo = compute(HaloTileConfig.from_columns(columns, w=w, **fixed)).to_columns()
-        columns_by_name = {name: np.where(has_halo, halo[name], column) for name, column in usage.to_columns().items()}
-        usage = ResourceUsage(**columns_by_name, estimate_seconds_per_unit=usage.estimate_seconds_per_unit)
+        selected = {name: np.where(has_halo, halo[name], column) for name, column in usage.to_columns().items()}
+        usage = ResourceUsage(**selected, estimate_seconds_per_unit=usage.estimate_seconds_per_unit)
     return usage
 
 
@@ -88,7 +91,7 @@ def compute_product_usage(
 
 
 def declare_knobs(
-    w: Conv, k: Knobs, *, stores_channels_first: bool = False, input_conversion_us: float | None = None
+    w: Conv, k: Knobs, *, stores_channels_first: bool = False, loaders: tuple[str, ...] = ()
 ) -> MmaSyncTileConfig:
     """Declare the knobs, with defaults that suit the workload, and return their values.
 
@@ -96,18 +99,17 @@ def declare_knobs(
         w: The convolution, channels last.
         k: The knobs.
         stores_channels_first: Whether the kernel stores its output channels first.
-        input_conversion_us: Estimated latency of the conversion of X where taps can share halo rows of it instead.
+        loaders: Values of the knob that chooses how a channels-first X is loaded; none if there is no choice.
     """
     gemm = ImplicitGemmShape.from_workload(w)
     returns_stats = epilogue.STATS in w.epilogue
     has_whole_sums = returns_stats or has_integer_output(w)
-    default = select_default_config(w, splits_reduction=not has_whole_sums, stores_channels_first=stores_channels_first)
-    best_us = min_latency_us(gemm)
-    if input_conversion_us is not None:
-        halo_default, halo_us = select_halo_default(w)
-        best_us = min(best_us + input_conversion_us, halo_us)
-        if halo_default and halo_us <= estimate_latency_us(default, gemm) + input_conversion_us:
-            default = halo_default
+    if loaders:
+        best_us, default = rank_loader_defaults(w, loaders)[0]
+    else:
+        default = select_default_config(
+            w, splits_reduction=not has_whole_sums, stores_channels_first=stores_channels_first
+        )
     values = declare_choices(k, list_options(gemm.itemsize), default)
     if _can_start_with_residual(w):
         values["residual_add"] = k.choice("residual_add", ("epilogue", "accumulator_init"), "epilogue")
@@ -117,28 +119,39 @@ def declare_knobs(
     if has_integer_output(w):
         rule = "integers are stored by blocks and warps with whole sums"
         required.append((rule, lambda t: (t.split_k == 1) & (t.warps_k == 1)))
-    prunings = list_prunings(gemm, best_us, input_conversion_us or 0.0)
+    prunings = list_prunings(gemm)
     if has_float8_sums(w):
         values[KNOB] = k.choice(KNOB, PROMOTION_INTERVALS, PROMOTION_INTERVALS[0])
         prunings.append(limit_accumulation_error(lambda t: t.promoted_products))
-    if input_conversion_us is None:
-        add_rules(k, MmaSyncTileConfig.from_columns, required, prunings)
-        return MmaSyncTileConfig(**values, stores_channels_first=stores_channels_first)
-    loader = k.choice(INPUT_LOADER, INPUT_LOADERS, default.input_loader, missing=CONVERTED)
-    halo_gemm = HaloTileConfig(**values, w=w).get_shape(w)._replace(k=gemm.channels_per_group)
-    halo_required = [*list_requirements(halo_gemm), *halo_constraints()]
-    make_halo_config = functools.partial(HaloTileConfig.from_columns, w=w)
-    add_rules(k, MmaSyncTileConfig.from_columns, _limit(required, CONVERTED), _limit(prunings, CONVERTED))
-    add_rules(k, make_halo_config, _limit(halo_required, HALO), _limit(list_prunings(halo_gemm, best_us), HALO))
-    values |= {INPUT_LOADER: loader, "stores_channels_first": stores_channels_first}
-    return HaloTileConfig(**values, w=w) if loader == HALO else MmaSyncTileConfig(**values)
+    if loaders:
+        loader = k.choice(INPUT_LOADER, loaders, default.input_loader, missing=loaders[0])
+        return _limit_by_loader(w, k, values | {INPUT_LOADER: loader}, best_us)
+    add_rules(k, MmaSyncTileConfig.from_columns, required, prunings)
+    return MmaSyncTileConfig(**values, stores_channels_first=stores_channels_first)
 
 
-def _limit(rules: Iterable[Rule], loader: str) -> list[Rule]:
-    """Return the conditions that rules are met by configs with a loader."""
+def _limit_by_loader(w: Conv, k: Knobs, values: dict[str, Any], best_us: float) -> MmaSyncTileConfig:
+    """Add the conditions on configs whose channels-first X is loaded in one of several ways; return the config."""
+    fixed: dict[str, Any] = {"stores_channels_first": True}
+    make_halo_config = functools.partial(HaloTileConfig, w=w, **fixed)
+    gemm = ImplicitGemmShape.from_workload(w)
+    halo_gemm = make_halo_config(**values).get_shape(w)._replace(k=gemm.channels_per_group)
+    kinds = (
+        (False, gemm, lambda columns: MmaSyncTileConfig.from_columns(columns, **fixed)),
+        (True, halo_gemm, lambda columns: HaloTileConfig.from_columns(columns, w=w, **fixed)),
+    )
+    for has_halo, shape, make_config in kinds:
+        required = [*list_requirements(shape), *list_loader_constraints(shape)]
+        prunings = list_prunings(shape, lambda t: estimate_by_loader_us(t, w), best_us)
+        add_rules(k, make_config, *(_limit(rules, has_halo) for rules in (required, prunings)))
+    return make_halo_config(**values) if values[INPUT_LOADER] == HALO else MmaSyncTileConfig(**values, **fixed)
+
+
+def _limit(rules: Iterable[Rule], has_halo: bool) -> list[Rule]:
+    """Return the conditions that rules are met by configs with halo rows, or by those without."""
 
     def limit(predicate: Callable[[Any], Any]) -> Callable[[Any], Any]:
-        return lambda t: np.not_equal(t.input_loader, loader) | predicate(t)
+        return lambda t: (np.equal(t.input_loader, HALO) != has_halo) | predicate(t)
 
     return [(description, limit(predicate)) for description, predicate in rules]
 
@@ -197,16 +210,19 @@ def list_requirements(gemm: ImplicitGemmShape) -> list[Rule]:
 
 
 def list_prunings(
-    gemm: ImplicitGemmShape, best_latency_us: float | None = None, input_conversion_us: float = 0.0
+    gemm: ImplicitGemmShape,
+    estimate: Callable[[MmaSyncTileConfig], Any] | None = None,
+    best_latency_us: float | None = None,
 ) -> list[Rule]:
     """Return the conditions under which a config is worth searching.
 
     Args:
         gemm: The product.
-        best_latency_us: Best estimate of all configs; None for that of configs without a conversion.
-        input_conversion_us: Estimated latency of the conversion of X.
+        estimate: Function that returns the latencies of configs in microseconds; None for that of the product.
+        best_latency_us: Best estimate of all configs; None for that of the product.
     """
-    max_latency_us = MAX_LATENCY_RATIO * (min_latency_us(gemm) if best_latency_us is None else best_latency_us)
+    estimate = estimate or functools.partial(estimate_latency_us, gemm=gemm)
+    best_us = min_latency_us(gemm) if best_latency_us is None else best_latency_us
     return [
         (
             f"blocks compute several tiles only if at least {MIN_PERSISTENT_BLOCKS} blocks remain",
@@ -227,7 +243,7 @@ def list_prunings(
         ),
         (
             f"the estimated latency is at most {MAX_LATENCY_RATIO} times the best estimate",
-            lambda t: estimate_latency_us(t, gemm) + input_conversion_us <= max_latency_us,
+            lambda t: estimate(t) <= MAX_LATENCY_RATIO * best_us,
         ),
         ("one of several equal configs", lambda t: (t.split_k > 1) | (t.split_k_reduction == "workspace")),
     ]

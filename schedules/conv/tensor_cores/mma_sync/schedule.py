@@ -42,7 +42,7 @@ from ...layout_conversion import build_channels_last_schedule, estimate_input_co
 from ..eight_bit_requirements import CHANNELS_LAST_EIGHT_BITS, PAIRED_EIGHT_BITS
 from ..implicit_gemm_shape import VECTOR_BYTES, ImplicitGemmShape
 from ..space_to_depth import fold_filter_row_into_channels
-from .halo_config import CONVERTED, INPUT_LOADER, can_share_halo_rows
+from .input_loader import CONVERTED, INPUT_LOADER, list_input_loaders
 from .kernel import emit_kernels
 from .knobs import compute_usage, declare_knobs
 from .tile_config import MMA_N
@@ -64,18 +64,18 @@ def compute_layout_usage(w: Conv, columns: Columns) -> ResourceUsage:
     fixed = {"stores_channels_first": w.output_layout == CHANNELS_FIRST}
     usage = compute_usage(view(w), columns, **fixed)
     assert usage.estimate is not None
-    converts = np.equal(columns.get(INPUT_LOADER, CONVERTED), CONVERTED)
-    usage.estimate = usage.estimate + np.where(converts, estimate_input_conversion_us(w), 0.0)
-    without_loader = {name: column for name, column in columns.items() if name != INPUT_LOADER}
-    channels_last_us: Any = compute_usage(view(w), without_loader, **fixed).estimate
+    if INPUT_LOADER not in columns:
+        usage.estimate = usage.estimate + estimate_input_conversion_us(w)
+    channels_last = {name: column for name, column in columns.items() if name != INPUT_LOADER}
+    channels_last_us: Any = compute_usage(view(w), channels_last, **fixed).estimate
     usage.layout_seconds = np.maximum(usage.estimate - channels_last_us, 0.0) * 1e-6
     return usage
 
 
-def can_choose_loader(w: Conv) -> bool:
-    """Return whether the taps of a filter can share halo rows of a channels-first X in place of a conversion."""
+def choose_loaders(w: Conv) -> tuple[str, ...]:
+    """Return how X can be loaded; no values if there is no choice."""
     is_channels_first = w.input_layout == w.output_layout == CHANNELS_FIRST
-    return is_channels_first and view(w) == w.to_channels_last() and can_share_halo_rows(view(w))
+    return list_input_loaders(view(w)) if is_channels_first and view(w) == w.to_channels_last() else ()
 
 
 def is_promising(w: Conv) -> bool:
@@ -110,11 +110,8 @@ OPTIONS: dict[str, Any] = {  # of both schedules
 def mma_sync(s: Schedule, w: Conv, k: Knobs) -> Schedule:
     """Tile pixels × channels over blocks and warps, and pipeline the k-tiles of the reduction."""
     viewed_workload = view(w)
-    conversion_us = estimate_input_conversion_us(w) if can_choose_loader(w) else None
     stores_channels_first = w.output_layout == CHANNELS_FIRST
-    config = declare_knobs(
-        viewed_workload, k, stores_channels_first=stores_channels_first, input_conversion_us=conversion_us
-    )
+    config = declare_knobs(viewed_workload, k, stores_channels_first=stores_channels_first, loaders=choose_loaders(w))
     return build_channels_last_schedule(
         w,
         lambda arguments: emit_kernels(viewed_workload, config, arguments),

@@ -1,4 +1,11 @@
-"""Configs of `mma_sync` whose filter taps share halo rows of a channels-first X: resources, limits and estimates."""
+"""The knob of `mma_sync` that chooses how a channels-first X is loaded, with the configs of each value.
+
+| value | meaning |
+| --- | --- |
+| "converted" | a launch of its own transposes X to channels last |
+| "halo" | boxes of pixels are copied as they lie and transposed in shared memory to halo rows, which all taps share |
+| "cp_async" | vectors of pixels are copied to an MN-major tile, for filters of one tap |
+"""
 
 from __future__ import annotations
 
@@ -12,18 +19,21 @@ import numpy as np
 from tvmconv.arithmetic import ceil_div
 from tvmconv.target import PORTABLE_SHARED_BYTES
 from tvmconv.workloads import Conv
+from tvmconv.workloads.dtypes import get_itemsize
 
+from ...layout_conversion import estimate_pixel_conversion_us
 from ...tile_config import Rule
 from ..gemm.halo_boxes import PixelBoxes, can_transpose, choose_gathered_boxes
 from ..gemm.halo_image import HaloImage, flatten_pixels
-from ..implicit_gemm_shape import ImplicitGemmShape
+from ..gemm.plane_gather import count_vector_pixels
+from ..implicit_gemm_shape import VECTOR_BYTES, ImplicitGemmShape
 from .epilogue_split import compute_smem_bytes
 from .latency import estimate_latency_us, list_candidates
 from .tile_config import MmaSyncTileConfig
 
-INPUT_LOADER, CONVERTED, HALO = "input_loader", "converted", "halo"
-INPUT_LOADERS = (CONVERTED, HALO)
+INPUT_LOADER, CONVERTED, HALO, CP_ASYNC = "input_loader", "converted", "halo", "cp_async"
 MAX_BLOCK = 1 << 10  # rows and channels of a tile are fewer
+NARROW_COPY_RATIO = 0.1  # further time of a launch whose vectors have 8 bytes, and thrice that of 4; an assumption
 TRANSPOSE_US = 0.25  # barrier and latencies of the transpose of a block of channels, an assumption
 
 
@@ -114,30 +124,70 @@ def _make_image(w: Conv) -> HaloImage:
     return HaloImage(flatten_pixels(w))
 
 
-def can_share_halo_rows(w: Conv) -> bool:
-    """Return whether a convolution, viewed channels last, can be computed from halo rows of a channels-first X."""
-    image = _make_image(w)
-    return image.has_consecutive_planes and can_transpose(image.w)
+def list_input_loaders(w: Conv) -> tuple[str, ...]:
+    """Return the values of the knob, the one of configs without the knob first, for a convolution, channels last."""
+    image, loaders = _make_image(w), [CONVERTED]
+    if w.C // w.groups * get_itemsize(w.storage) < VECTOR_BYTES:
+        return ()
+    if image.has_consecutive_planes and can_transpose(image.w):
+        loaders.append(HALO)
+    is_matrix = math.prod((*w.kernel, *w.stride)) == 1 and w.output_size == w.input_size
+    if is_matrix and _count_vector_bytes(w):
+        loaders.append(CP_ASYNC)
+    return tuple(loaders) if len(loaders) > 1 else ()
 
 
-def halo_constraints() -> list[Rule]:
-    """Return the constraints on configs with halo rows, besides those on all configs."""
+def _count_vector_bytes(w: Conv) -> int:
+    """Return the bytes of a vector of pixels; 0 if it is too small to copy."""
+    itemsize = get_itemsize(w.storage)
+    return count_vector_pixels(math.prod(w.input_size), itemsize) * itemsize
+
+
+def list_loader_constraints(gemm: ImplicitGemmShape) -> list[Rule]:
+    """Return the constraints on configs with some loaders, besides those on all configs."""
+
+    def is_gather(t: MmaSyncTileConfig) -> Any:
+        return np.equal(t.input_loader, CP_ASYNC)
+
+    def is_halo(t: MmaSyncTileConfig) -> Any:
+        return np.equal(t.input_loader, HALO)
+
     return [
-        ("blocks compute one tile", lambda t: t.tiles_per_block == 1),
-        ("residuals are added in the epilogue", lambda t: np.not_equal(t.residual_add, "accumulator_init")),
+        ("a block with halo rows computes one tile", lambda t: ~is_halo(t) | (t.tiles_per_block == 1)),
+        (
+            "residuals are added in the epilogue of a block with halo rows",
+            lambda t: ~is_halo(t) | np.not_equal(t.residual_add, "accumulator_init"),
+        ),
+        (
+            "threads copy vectors of pixels of whole channels, of as many as a swizzle permutes",
+            lambda t: ~is_gather(t) | ((t.block_m & (t.block_m - 1) == 0) & (t.num_threads >= t.block_m)),
+        ),
     ]
 
 
+def estimate_by_loader_us(config: MmaSyncTileConfig, w: Conv) -> Any:
+    """Return the estimated latency of configs in microseconds, with what it takes to load X."""
+    latency_us = estimate_latency_us(config, config.get_shape(w))
+    narrow_ratio = {16: 0.0, 8: NARROW_COPY_RATIO}.get(_count_vector_bytes(w), 3 * NARROW_COPY_RATIO)
+    gather_us = np.where(np.equal(config.input_loader, CP_ASYNC), narrow_ratio * latency_us, 0.0)
+    conversion_us = np.where(np.equal(config.input_loader, CONVERTED), estimate_pixel_conversion_us(w), 0.0)
+    return latency_us + gather_us + conversion_us
+
+
 @functools.lru_cache(maxsize=64)
-def select_halo_default(w: Conv) -> tuple[HaloTileConfig | None, float]:
-    """Return the config with halo rows that has the best estimate, and that in microseconds; None if none is legal."""
+def rank_loader_defaults(w: Conv, loaders: tuple[str, ...]) -> list[tuple[float, MmaSyncTileConfig]]:
+    """Return the config of each loader with the best estimate, and that in microseconds, the best first."""
     gemm = ImplicitGemmShape.from_workload(w)
     candidates = list_candidates(gemm.itemsize, gemm.spatial_ndim)
-    configs = HaloTileConfig(**vars(candidates) | {"input_loader": HALO, "stores_channels_first": True}, w=w)
-    configs = configs.filter(configs.has_k_tile_in_each_part(gemm))
-    configs = configs.filter(compute_smem_bytes(w, configs) <= PORTABLE_SHARED_BYTES)
-    if not np.size(configs.block_m):
-        return None, math.inf
-    estimates = estimate_latency_us(configs, configs.get_shape(w))
-    best = int(np.argmin(estimates))
-    return configs.row(best), float(estimates[best])
+    ranking = []
+    for loader in loaders:
+        columns = vars(candidates) | {INPUT_LOADER: loader, "stores_channels_first": True}
+        configs = HaloTileConfig(**columns, w=w) if loader == HALO else MmaSyncTileConfig(**columns)
+        rules = [*list_loader_constraints(gemm), ("", lambda t: t.has_k_tile_in_each_part(gemm))]
+        rules.append(("", lambda t: compute_smem_bytes(w, t) <= PORTABLE_SHARED_BYTES))
+        configs = configs.select_meeting(rules)
+        if np.size(configs.block_m):
+            estimates = estimate_by_loader_us(configs, w)
+            best = int(np.argmin(estimates))
+            ranking.append((float(estimates[best]), configs.row(best)))
+    return sorted(ranking, key=lambda entry: entry[0])
