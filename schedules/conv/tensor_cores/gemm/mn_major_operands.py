@@ -50,7 +50,7 @@ def make_mn_major_layout(block_k: int, block_mn: int, itemsize: int) -> SmemLayo
 
 
 class PixelGather:
-    """Operand of pixels × channels: dY of a wgrad, whose rows along K are contiguous.
+    """Operand of pixels × channels whose rows along K are contiguous: dY of a wgrad, or X if filters have one tap.
 
     Zeros are copied beyond the pixels of the batch, and beyond the channels of a group.
     """
@@ -59,7 +59,7 @@ class PixelGather:
         self._source, self._num_pixels, self._copy = source, num_pixels, copy
         self._channels, self._pitch = channels, groups * channels
         self._pieces = _Pieces(str(source.dtype), channels, copy)
-        self._column, self._first = allocate("dy_column", 1, "int32"), allocate("dy_channel", 1, "int32")
+        self._column, self._first = allocate("column", 1, "int32"), allocate("channel", 1, "int32")
 
     def locate(self, first_column: Expr, group: Expr) -> None:
         """Compute the channels of a work tile that this thread copies."""
@@ -178,7 +178,7 @@ class _Pieces:
             for element in self.first_elements:
                 index, is_inside = locate(row, element)
                 piece = address + to_uint32(element * self._itemsize)
-                copy_elements(piece, source, T.Select(is_inside, index, 0), nbytes, is_inside, self._half)
+                copy_elements(piece, source, index, nbytes, is_inside, self._half)
             if advance:
                 advance()
 

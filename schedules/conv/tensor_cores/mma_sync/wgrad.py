@@ -26,6 +26,7 @@ from ..gemm.cta import allocate_smem, allow_dependent_launch, open_cta
 from ..gemm.mn_major_operands import MnMajorMainloop, PixelGather, WindowGather, make_mn_major_layout
 from ..gemm.tile_scheduler import KRange, TileScheduler
 from ..gemm.workspace_reduction import store_partial_sums
+from ..hopper.tma_requirements import is_pixel_matrix
 from ..implicit_gemm_shape import ACCUMULATOR_BYTES, ImplicitGemmShape
 from ..wgrad_sums import declare_atomics, emit_wgrad, make_wgrad_shape
 from .kernel import make_mainloop, make_tiling
@@ -83,7 +84,11 @@ def emit_partial_sums(
         dy, image = (arguments[name] for name in w.OPERANDS)
         make_loaders = (
             lambda copy: PixelGather(dy, shape.k, shape.groups, shape.m, copy),
-            lambda copy: WindowGather(w.forward, image, copy),
+            lambda copy: (
+                PixelGather(image, shape.k, shape.groups, shape.n, copy)
+                if is_pixel_matrix(w.forward)
+                else WindowGather(w.forward, image, copy)
+            ),
         )
         a_layout, b_layout = (
             make_mn_major_layout(config.block_k, block, shape.itemsize) for block in (config.block_m, config.block_n)
