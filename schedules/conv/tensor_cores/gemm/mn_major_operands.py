@@ -34,8 +34,8 @@ WORDS_PER_MMA = 8  # elements of 32 bits of an mma along the reduction
 class WordLayout(SmemLayout):
     """A tile of 32-bit elements of which a warp reads eight neighbours, or pairs of them, in each of four rows.
 
-    Eight elements are two chunks of 16 bytes, so pairs of chunks are permuted, and four rows occupy all banks. Half of a
-    warp reads as many pairs at a time.
+    Eight elements are two chunks of 16 bytes, so pairs of chunks are permuted, and four rows occupy all banks. Half a
+    warp reads four pairs in each of them at a time.
     """
 
     def swizzle_mask(self, row: Expr) -> Expr:
