@@ -51,6 +51,7 @@ DESCRIPTIONS = {
     "parts": "CTAs among which the pixels of a sum are divided; a second kernel adds their partial sums in order.",
     "pipeline": 'How the next k-tile is loaded: "none" waits for it; "registers" loads it to registers while this one '
     'is computed; "async2" to "async4" copy asynchronously (cp.async) into two to four buffers.',
+    "pixel_octets": "Octets of pixels that a warp multiplies at a time, each a column of an mma.",
     "pixels_x": "Columns of dY in a tile of pixels, whose products a thread adds at a time.",
     "pixels_y": "Rows of dY in a tile of pixels.",
     "points_per_thread": "Winograd points per thread, of the α² of a tile.",

@@ -47,6 +47,8 @@ class WarpTiling:
     mmas_n: int  # instructions of a warp along N
     mmas_k: int  # instructions of a warp along a K tile
     thread: ThreadPosition  # position of this thread
+    # Whether the rows of a lane in both halves of an mma are neighbours in the tile, so that one load has both.
+    has_row_pairs: bool = False
 
     @property
     def warp_m(self) -> Expr:
@@ -113,7 +115,8 @@ class WarpTiling:
 
     def row(self, tile: WorkTile, mma_m: Expr, half: Expr) -> Expr:
         """Return the row of this lane's accumulators in a half of an mma."""
-        return tile.m + (self.warp_m * self.mmas_m + mma_m) * self.atom.m + half * 8 + self.thread.lane // 4
+        first, lane_row = tile.m + (self.warp_m * self.mmas_m + mma_m) * self.atom.m, self.thread.lane // 4
+        return first + (lane_row * 2 + half if self.has_row_pairs else half * 8 + lane_row)
 
     def column(self, tile: WorkTile, mma_n: Expr) -> Expr:
         """Return the first of two neighbouring columns of this lane's accumulators of an mma."""

@@ -1,7 +1,8 @@
 """Operands of mma.sync whose rows in shared memory are K, as in a wgrad: pixels × channels, channels contiguous.
 
 The mma instruction has fragments with K along their rows. Elements of 16 bits are transposed by `ldmatrix`. Elements of
-32 bits are loaded one by one, by plain loads: a fragment of m16n8k8 has eight neighbouring channels of four pixels.
+32 bits are loaded by plain loads. A fragment of m16n8k8 has channels of four pixels: pairs of neighbours of operand A,
+whose rows may have any order, and single elements of operand B.
 
 Sources: PTX ISA, "mma.sync.m16n8k8 with .tf32", "ldmatrix"; CUTLASS,
 `include/cutlass/gemm/warp/mma_tensor_op_tile_iterator.h`.
@@ -11,7 +12,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from tvm.script import tirx as T  # noqa: N812  (TVM's own name for it)
 
@@ -26,13 +27,15 @@ from .mma_sync_mainloop import MmaSyncMainloop
 from .smem_layout import CHUNK_BYTES, MAX_SWIZZLE_BYTES, SmemLayout
 
 WORD_BYTES = 4
+WORDS_PER_MMA = 8  # elements of 32 bits of an mma along the reduction
 
 
 @dataclass(frozen=True)
 class WordLayout(SmemLayout):
-    """A tile of 32-bit elements of which a warp reads eight neighbours in each of four rows.
+    """A tile of 32-bit elements of which a warp reads eight neighbours, or pairs of them, in each of four rows.
 
-    The eight are two chunks of 16 bytes, so pairs of chunks are permuted, and four rows occupy all banks.
+    Eight elements are two chunks of 16 bytes, so pairs of chunks are permuted, and four rows occupy all banks. Half a
+    warp reads four pairs in each of them at a time.
     """
 
     def swizzle_mask(self, row: Expr) -> Expr:
@@ -47,7 +50,7 @@ def make_mn_major_layout(block_k: int, block_mn: int, itemsize: int) -> SmemLayo
 
 
 class PixelGather:
-    """Operand of pixels × channels: dY of a wgrad, whose rows along K are contiguous.
+    """Operand of pixels × channels whose rows along K are contiguous: dY of a wgrad, or X if filters have one tap.
 
     Zeros are copied beyond the pixels of the batch, and beyond the channels of a group.
     """
@@ -56,7 +59,7 @@ class PixelGather:
         self._source, self._num_pixels, self._copy = source, num_pixels, copy
         self._channels, self._pitch = channels, groups * channels
         self._pieces = _Pieces(str(source.dtype), channels, copy)
-        self._column, self._first = allocate("dy_column", 1, "int32"), allocate("dy_channel", 1, "int32")
+        self._column, self._first = allocate("column", 1, "int32"), allocate("channel", 1, "int32")
 
     def locate(self, first_column: Expr, group: Expr) -> None:
         """Compute the channels of a work tile that this thread copies."""
@@ -206,7 +209,7 @@ class _Pieces:
             for element in self.first_elements:
                 index, is_inside = locate(row, element)
                 piece = address + to_uint32(element * self._itemsize)
-                copy_elements(piece, source, T.Select(is_inside, index, 0), nbytes, is_inside, self._half)
+                copy_elements(piece, source, index, nbytes, is_inside, self._half)
             if advance:
                 advance()
 
@@ -253,13 +256,43 @@ class FilterRows:
 class MnMajorFilterMainloop(MmaSyncMainloop):
     """The mainloop of an operand B whose rows in shared memory are K."""
 
+    # Offsets in a stage at which this lane loads words of B; the distances of all others from them are constants.
+    b_words: Buffer = field(default_factory=lambda: allocate("b_words", 4, "uint32"))
+
+    def start(self) -> None:
+        """Compute the offsets of words, wait for the first stage and load the first fragments."""
+        if self.tiling.atom.itemsize == WORD_BYTES:
+            self._locate_words(self.b_words, self.b_layout, self.tiling.first_column, 1, self.a_layout.nbytes)
+        super().start()
+
+    def _locate_words(self, words: Buffer, layout: SmemLayout, first_column: Expr, vector: int, offset: int) -> None:
+        """Compute the offsets of the vectors that fill a swizzle; fragments repeat after `MAX_SWIZZLE_BYTES`."""
+        tiling, group_bytes = self.tiling, 8 * vector * WORD_BYTES
+        first_row = to_uint32(tiling.warp_k * (tiling.mmas_k * WORDS_PER_MMA * layout.row_bytes) + offset)
+        for group in range(MAX_SWIZZLE_BYTES // group_bytes):
+            first_byte = first_column * WORD_BYTES + group * group_bytes
+            store(words, group, first_row + locate_words(layout, first_byte, vector, tiling.thread.lane))
+
+    def _word_address(self, words: Buffer, layout: SmemLayout, stage: Expr, mma_k: int, group: Expr) -> Expr:
+        """Return the address of the vector of this lane in a group of columns; `words` has the offsets of some."""
+        (num_offsets,) = words.shape
+        constant = mma_k * (WORDS_PER_MMA * layout.row_bytes) + group // int(num_offsets) * MAX_SWIZZLE_BYTES
+        return self._stage(stage) + words[group % int(num_offsets)] + to_uint32(constant)
+
     def _load_b_fragments(self, stage: Expr, mma_k: int, fragment_set: int) -> None:
-        tiling, lane, atom = self.tiling, self.tiling.thread.lane, self.tiling.atom
+        tiling, lane, atom, layout = self.tiling, self.tiling.thread.lane, self.tiling.atom, self.b_layout
+        if atom.itemsize == WORD_BYTES:
+            with unrolled_loop(tiling.mmas_n, "j") as mma_n:
+                address = self._word_address(self.b_words, layout, stage, mma_k, mma_n)
+                for e, register in enumerate(self._b_fragment(fragment_set, mma_n)):
+                    emit_ptx("ld.shared.b32", register, address + to_uint32(e * 4 * layout.row_bytes))
+            return
         first_k = (tiling.warp_k * tiling.mmas_k + mma_k) * (atom.k_bytes // atom.itemsize)
-        b_operand = self._stage(stage) + to_uint32(self.a_layout.nbytes)
+        b_operand, row = self._stage(stage) + to_uint32(self.a_layout.nbytes), lane % 8 + lane // 8 % 2 * 8
         with unrolled_loop(tiling.mmas_n // 2, "j") as pair:
             registers, column = self._b_fragment(fragment_set, pair * 2, 2), tiling.first_column + pair * (2 * atom.n)
-            load_b_fragments(registers, atom, self.b_layout, b_operand, first_k, column, lane)
+            chunk = column * atom.itemsize // CHUNK_BYTES + lane // 16
+            _load_transposed(registers, layout, b_operand, first_k + row, chunk, lane)
 
 
 @dataclass(frozen=True)
@@ -267,16 +300,41 @@ class MnMajorImageMainloop(MmaSyncMainloop):
     """The mainloop of an operand A whose rows in shared memory are K."""
 
     def _load_a_fragments(self, stage: Expr, mma_k: int, fragment_set: int) -> None:
-        tiling, lane, atom = self.tiling, self.tiling.thread.lane, self.tiling.atom
+        tiling, lane, atom, layout = self.tiling, self.tiling.thread.lane, self.tiling.atom, self.a_layout
         first_k = (tiling.warp_k * tiling.mmas_k + mma_k) * (atom.k_bytes // atom.itemsize)
         with unrolled_loop(tiling.mmas_m, "i") as mma_m:
             registers, column = self._a_fragment(fragment_set, mma_m), tiling.first_row + mma_m * atom.m
-            load_a_fragment(registers, atom, self.a_layout, self._stage(stage), first_k, column, lane)
+            if atom.itemsize != WORD_BYTES:
+                load_a_fragment(registers, atom, layout, self._stage(stage), first_k, column, lane)
+            else:  # words that are 4 rows and 8 columns apart, as the tiling has no row pairs
+                for e, register in enumerate(registers):
+                    word = locate_words(layout, (column + e % 2 * 8) * WORD_BYTES, 1, lane)
+                    row = to_uint32((first_k + e // 2 * 4) * layout.row_bytes)
+                    emit_ptx("ld.shared.b32", register, self._stage(stage) + row + word)
 
 
 @dataclass(frozen=True)
-class MnMajorMainloop(MnMajorImageMainloop, MnMajorFilterMainloop):
-    """The mainloop of operands whose rows in shared memory are K."""
+class MnMajorMainloop(MnMajorFilterMainloop):
+    """The mainloop of operands whose rows in shared memory are K; the tiling has row pairs if elements are words."""
+
+    a_words: Buffer = field(default_factory=lambda: allocate("a_words", 2, "uint32"))  # of A, as `b_words`
+
+    def start(self) -> None:
+        """Compute the offsets of words, wait for the first stage and load the first fragments."""
+        if self.tiling.atom.itemsize == WORD_BYTES:
+            self._locate_words(self.a_words, self.a_layout, self.tiling.first_row, 2, 0)
+        super().start()
+
+    def _load_a_fragments(self, stage: Expr, mma_k: int, fragment_set: int) -> None:
+        tiling, atom, layout = self.tiling, self.tiling.atom, self.a_layout
+        first_k = (tiling.warp_k * tiling.mmas_k + mma_k) * (atom.k_bytes // atom.itemsize)
+        with unrolled_loop(tiling.mmas_m, "i") as mma_m:
+            registers = self._a_fragment(fragment_set, mma_m)
+            if atom.itemsize == WORD_BYTES:
+                _load_row_pairs(registers, layout, self._word_address(self.a_words, layout, stage, mma_k, mma_m))
+            else:
+                column = tiling.first_row + mma_m * atom.m
+                load_a_fragment(registers, atom, layout, self._stage(stage), first_k, column, tiling.thread.lane)
 
 
 def load_a_fragment(
@@ -288,7 +346,7 @@ def load_a_fragment(
     first_column: Expr,
     lane: Expr,
 ) -> None:
-    """Load the fragment of operand A of one mma.
+    """Load the fragment of operand A of one mma; the tiling has row pairs if elements have 32 bits.
 
     Args:
         registers: The four registers of the fragment.
@@ -300,39 +358,27 @@ def load_a_fragment(
         lane: Index of the thread in its warp.
     """
     if atom.itemsize == WORD_BYTES:
-        for e, register in enumerate(registers):
-            _load_word(register, layout, operand, first_k + e // 2 * 4, first_column + e % 2 * 8, lane)
+        offset = to_uint32(first_k * layout.row_bytes) + locate_words(layout, first_column * WORD_BYTES, 2, lane)
+        _load_row_pairs(registers, layout, operand + offset)
         return
     chunk = first_column * atom.itemsize // CHUNK_BYTES + lane // 8 % 2
     _load_transposed(registers, layout, operand, first_k + (lane % 8 + lane // 16 * 8), chunk, lane)
 
 
-def load_b_fragments(
-    registers: Sequence[Expr],
-    atom: MmaSyncAtom,
-    layout: SmemLayout,
-    operand: Expr,
-    first_k: Expr,
-    first_column: Expr,
-    lane: Expr,
-) -> None:
-    """Load the fragments of operand B of two neighbouring mmas; the arguments are those of `load_a_fragment`."""
-    if atom.itemsize == WORD_BYTES:
-        for e, register in enumerate(registers):
-            _load_word(register, layout, operand, first_k + e % 2 * 4, first_column + e // 2 * atom.n, lane)
-        return
-    chunk = first_column * atom.itemsize // CHUNK_BYTES + lane // 16
-    _load_transposed(registers, layout, operand, first_k + (lane % 8 + lane // 8 % 2 * 8), chunk, lane)
+def locate_words(layout: SmemLayout, first_byte: Expr, vector: int, lane: Expr) -> Expr:
+    """Return the offset of the words that a lane loads: row (lane mod 4), vector (lane / 4) from a byte of the row on.
+
+    Eight lanes have neighbouring vectors. Rows that are four apart have the same swizzle.
+    """
+    byte = (first_byte + lane // 4 * (vector * WORD_BYTES)) ^ (layout.swizzle_mask(lane % 4) * CHUNK_BYTES)
+    return to_uint32(byte) + to_uint32(lane % 4 * layout.row_bytes)
 
 
-def _load_word(
-    register: Expr, layout: SmemLayout, operand: Expr, first_k: Expr, first_column: Expr, lane: Expr
-) -> None:
-    """Load element (lane mod 4, lane / 4) of a matrix of 4 rows × 8 columns of 32 bits."""
-    # Rows that are four apart have the same mask, and first_k is a multiple of four.
-    chunk = (first_column * WORD_BYTES // CHUNK_BYTES + lane // 16) ^ layout.swizzle_mask(lane % 4)
-    offset = to_uint32(chunk * CHUNK_BYTES + lane // 4 % 4 * WORD_BYTES)
-    emit_ptx("ld.shared.b32", register, operand + offset + to_uint32((first_k + lane % 4) * layout.row_bytes))
+def _load_row_pairs(registers: Sequence[Expr], layout: SmemLayout, address: Expr) -> None:
+    """Load the fragment of operand A of one mma of 32 bits: two neighbouring columns in each of two rows."""
+    for half in range(2):
+        pair = registers[2 * half : 2 * half + 2]
+        emit_ptx("ld.shared.v2.b32", *pair, address + to_uint32(half * 4 * layout.row_bytes))
 
 
 def _load_transposed(

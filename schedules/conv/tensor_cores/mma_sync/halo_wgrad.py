@@ -5,8 +5,8 @@ as in `mma_sync`. A CTA copies a tile of dY and the window of X below it, with t
 offset in shared memory: all taps read the same window. `mma_sync` copies X once for each tap, which takes most of its
 time for 3 × 3 filters of 32-bit elements.
 
-Lanes load TF32 elements one by one, from pixels whose pitch keeps them free of bank conflicts. `ldmatrix` transposes
-elements of 16 bits.
+Lanes load TF32 elements of dY in pairs and those of X one by one, from pixels whose pitch keeps them free of bank
+conflicts. `ldmatrix` transposes elements of 16 bits.
 
 CTAs share the tiles (`parts`), and a second kernel adds their float32 sums in order, so that results are the same bits
 in every run.
@@ -43,6 +43,7 @@ from ..gemm.atoms import MmaSyncAtom, ThreadPosition, ldmatrix_x4
 from ..gemm.cta import Cta, allocate_smem, allow_dependent_launch, open_cta
 from ..gemm.mma_sync_mainloop import WarpTiling
 from ..gemm.padded_pixels import PaddedPixels
+from ..gemm.tile_scheduler import WorkTile
 from ..gemm.workspace_reduction import store_sums
 from ..pixel_tiles import PixelTiles
 from ..wgrad_sums import declare_atomics, emit_wgrad
@@ -221,12 +222,13 @@ class HaloWgradKernel:
     def _load_wide_gradient(self, stage: Expr, first_pixel: Expr) -> None:
         """Load the fragments of dY of 32 bits."""
         tiling, lane, pitch = self._tiling, self._tiling.thread.lane, self._gradient.pitch_bytes
-        offset = (first_pixel + lane % 4) * pitch + (tiling.first_row + lane // 4) * WORD_BYTES
+        offset = (first_pixel + lane % 4) * pitch + (tiling.first_row + lane // 4 * 2) * WORD_BYTES
         address = Register("gradient_address", "uint32", stage + to_uint32(offset)).value
         for mma_m in range(tiling.mmas_m):
-            for e, register in enumerate(self._a_registers(mma_m)):
-                row = mma_m * tiling.atom.m + e % 2 * 8
-                emit_ptx("ld.shared.b32", register, address + to_uint32(e // 2 * 4 * pitch + row * WORD_BYTES))
+            registers, position = self._a_registers(mma_m), mma_m * tiling.atom.m * WORD_BYTES
+            for half in range(2):
+                pair = registers[2 * half : 2 * half + 2]
+                emit_ptx("ld.shared.v2.b32", *pair, address + to_uint32(half * 4 * pitch + position))
 
     def _load_gradient(self, stage: Expr, first_pixel: Expr) -> None:
         """Load the fragments of dY of 16 bits, which `ldmatrix` transposes."""
@@ -281,13 +283,12 @@ class HaloWgradKernel:
 
     def _list_pairs(self) -> Iterator[tuple[Expr, Expr, list[Expr]]]:
         """Return the row and the first column in the CTA's block of each pair of this lane's sums, and the sums."""
-        tiling = self._tiling
+        tiling, block = self._tiling, WorkTile(0, 0, 0)
         for mma_m in range(tiling.mmas_m):
             for mma_n in range(tiling.mmas_n):
                 for half in range(2):
                     first = tiling.accumulator(mma_m, mma_n, half)
-                    row = tiling.first_row + mma_m * tiling.atom.m + (half * 8 + tiling.thread.lane // 4)
-                    column = tiling.first_column + mma_n * tiling.atom.n + tiling.thread.lane % 4 * 2
+                    row, column = tiling.row(block, mma_m, half), tiling.column(block, mma_n)
                     yield row, column, [self._tiles.accumulators[first + e] for e in range(2)]
 
     def _a_registers(self, mma_m: int) -> list[Expr]:
@@ -299,4 +300,5 @@ def make_tiling(config: HaloWgradConfig, thread: ThreadPosition) -> WarpTiling:
     """Return the division of a CTA's sums among warps."""
     atom = MmaSyncAtom(config.w.dtype, config.w.dtype)
     warps = config.warps_m, config.warps_n, config.warps_k
-    return WarpTiling(atom, *warps, int(config.mmas_m), int(config.mmas_n), mmas_k=1, thread=thread)
+    mmas = int(config.mmas_m), int(config.mmas_n), 1
+    return WarpTiling(atom, *warps, *mmas, thread=thread, has_row_pairs=atom.itemsize == WORD_BYTES)

@@ -10,6 +10,8 @@ in every run.
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from tvm.s_tir import Schedule
 
 from tvmconv.registry import schedule
@@ -24,7 +26,8 @@ from ..gemm.cta import allocate_smem, allow_dependent_launch, open_cta
 from ..gemm.mn_major_operands import MnMajorMainloop, PixelGather, WindowGather, make_mn_major_layout
 from ..gemm.tile_scheduler import KRange, TileScheduler
 from ..gemm.workspace_reduction import store_partial_sums
-from ..implicit_gemm_shape import ImplicitGemmShape
+from ..hopper.tma_requirements import is_pixel_matrix
+from ..implicit_gemm_shape import ACCUMULATOR_BYTES, ImplicitGemmShape
 from ..wgrad_sums import declare_atomics, emit_wgrad, make_wgrad_shape
 from .kernel import make_mainloop, make_tiling
 from .schedule import DTYPES
@@ -75,12 +78,17 @@ def emit_partial_sums(
     with open_cta(num_ctas, int(config.num_threads), config.split_k, splits_in_cluster=False) as position:
         allow_dependent_launch()
         smem = allocate_smem(int(compute_wgrad_smem_bytes(config, shape)))
-        tiling = make_tiling(w.dtype, config, position.thread)
+        has_row_pairs = shape.itemsize == ACCUMULATOR_BYTES
+        tiling = replace(make_tiling(w.dtype, config, position.thread), has_row_pairs=has_row_pairs)
         k_range = KRange(position.split, int(config.k_tiles_per_block(shape)), int(config.total_k_tiles(shape)))
         dy, image = (arguments[name] for name in w.OPERANDS)
         make_loaders = (
             lambda copy: PixelGather(dy, shape.k, shape.groups, shape.m, copy),
-            lambda copy: WindowGather(w.forward, image, copy),
+            lambda copy: (
+                PixelGather(image, shape.k, shape.groups, shape.n, copy)
+                if is_pixel_matrix(w.forward)
+                else WindowGather(w.forward, image, copy)
+            ),
         )
         a_layout, b_layout = (
             make_mn_major_layout(config.block_k, block, shape.itemsize) for block in (config.block_m, config.block_n)

@@ -46,7 +46,7 @@ from ..gemm.mma_sync_mainloop import WarpTiling
 from ..gemm.mn_major_operands import load_a_fragment, make_mn_major_layout
 from ..gemm.tile_scheduler import WorkTile
 from ..gemm.workspace_reduction import store_partial_sums
-from ..implicit_gemm_shape import VECTOR_BYTES
+from ..implicit_gemm_shape import ACCUMULATOR_BYTES, VECTOR_BYTES
 from ..pixel_tiles import PixelTiles
 from ..wgrad_sums import make_wgrad_reduction
 from .cta import join_halves
@@ -92,7 +92,8 @@ class StemWgradKernel:
         self._layout = make_mn_major_layout(int(config.num_pixels), config.block_m, config.itemsize)
         atom = MmaSyncAtom(config.w.dtype, config.w.dtype)
         mmas = int(config.mmas_m), int(config.mmas_n), 1
-        self._tiling = WarpTiling(atom, 1, config.warps_n, config.warps_k, *mmas, thread=cta.thread)
+        warps, has_row_pairs = (1, config.warps_n, config.warps_k), config.itemsize == ACCUMULATOR_BYTES
+        self._tiling = WarpTiling(atom, *warps, *mmas, thread=cta.thread, has_row_pairs=has_row_pairs)
         self._tiles = PixelTiles.allocate(config, cta.split, smem, self._tiling)
         self._a_fragments = allocate("a_fragments", self._tiling.mmas_m * atom.a_registers, "uint32")
         self._b_fragment = allocate("b_fragment", atom.b_registers, "uint32")
