@@ -199,6 +199,8 @@ class ProductSearch:
     def run(self, preparation: Iterator[None]) -> None:
         """Search until the deadline, or until no product can advance.
 
+        A search without any kernel by then, on a busy machine, goes on until the deadline's cut-off.
+
         Args:
             preparation: Steps of work that needs the GPU alone. Kernels are built meanwhile, and timed after it.
         """
@@ -208,7 +210,7 @@ class ProductSearch:
         builders = BuilderPool(self._make_builder_setup(), num_workers, BUILD_SECONDS)
         runner: SupervisedWorker | None = None
         try:
-            while not self._deadline.has_passed:
+            while not self._is_over():
                 self._submit_builds(builders, 2 * num_workers)
                 if runner is None and next(preparation, self) is self:
                     runner = self._start_runner()
@@ -231,6 +233,11 @@ class ProductSearch:
             build.product.untimed.append((build.config, built.executable))
         for _ in preparation:
             pass
+
+    def _is_over(self) -> bool:
+        """Return whether the time is up: at the deadline, or at its cut-off as long as no product has a kernel."""
+        has_kernels = any(product.kernels for product in self.products)
+        return (self._deadline if has_kernels else self._deadline.cut_off).has_passed
 
     def _start_runner(self) -> SupervisedWorker:
         limits = WorkerLimits(RUNNER_START_SECONDS, RUN_SECONDS[self._device.kind])
