@@ -173,7 +173,8 @@ class KernelProvider:
             else:
                 batch.append((workload, Candidate(schedule, record.config, OTHER_EPILOGUE, record.cost)))
         if batch:
-            self._build_batch(batch, deadline)
+            with keep_workers_alive():
+                self._build_batch(batch, deadline)
         if unmeasured:
             self.find_kernels(unmeasured, deadline, derived=unmeasured)
 

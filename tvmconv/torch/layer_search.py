@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping
 
 from tvmconv.deadline import Deadline
+from tvmconv.measure.builder import NO_TIME_MESSAGE
 from tvmconv.measure.workers.pool import keep_workers_alive
 from tvmconv.torch.kernels import KernelProvider
 from tvmconv.torch.layer_task import LayerTask
@@ -50,8 +51,10 @@ def _search(
     """
     log = provider.open_log()
     texts = provider.list_uncovered(counts, NUM_FIRST_TRIALS)
-    if not texts:
-        return set()
+    if not texts or deadline.cut_off.has_passed:
+        provider.unsearched_workloads += texts
+        provider.failure_reasons.update(dict.fromkeys(texts, NO_TIME_MESSAGE))
+        return set(texts)
     prestart_search(provider.torch_device)
     tasks = [LayerTask(text, provider.torch_device, counts[text], pytorch_seconds) for text in texts]
     search = ProductSearch(

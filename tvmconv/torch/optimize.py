@@ -218,6 +218,8 @@ def _optimize_on_device(
 ) -> Optimized:
     torch_device = provider.torch_device
     with contextlib.ExitStack() as stack:
+        if deadline and quantization:  # which has searches of its own
+            stack.enter_context(keep_workers_alive())
         with keep_workers_alive() if deadline else contextlib.nullcontext():
             if deadline and torch_device.type == "cuda":  # on the CPU, workers would disturb the timings
                 prestart_search(torch_device)

@@ -144,7 +144,9 @@ class SearchedProduct:
         times = [each.seconds for each in self.kernels]
         times += [self.task.pytorch_seconds] if self.task.pytorch_seconds is not None else []
         seconds = min(times, default=UNKNOWN_RATIO * self.bound_seconds)
-        if num_trials < NUM_FIRST_TRIALS and not self.is_faster_than_pytorch:
+        # Whether a kernel in flight may end the first trials of the product.
+        is_waiting = self.num_in_flight > 0 and self.task.pytorch_seconds is not None
+        if num_trials < NUM_FIRST_TRIALS and not self.is_faster_than_pytorch and not is_waiting:
             return num_trials, -num_calls * seconds
         return NUM_FIRST_TRIALS, -num_calls * max(seconds - self.bound_seconds, 0.0) / (1 + num_trials)
 
@@ -205,8 +207,6 @@ class ProductSearch:
             preparation: Steps of work that needs the GPU alone. Kernels are built meanwhile, and timed after it.
         """
         num_workers = pool.resolve_num_workers(None)
-        # One process replaces the other if a kernel ends it.
-        pool.shared.prestart(RUNNER_MODULE, RUNNER_MODULE, 2, self._torch_device)
         builders = BuilderPool(self._make_builder_setup(), num_workers, BUILD_SECONDS)
         runner: SupervisedWorker | None = None
         try:
@@ -242,7 +242,9 @@ class ProductSearch:
     def _start_runner(self) -> SupervisedWorker:
         limits = WorkerLimits(RUNNER_START_SECONDS, RUN_SECONDS[self._device.kind])
         setup = ProductRunnerSetup(self._torch_device)
-        return SupervisedWorker(RUNNER_MODULE, lambda: setup, limits, EXIT_MESSAGES, RUNNER_MODULE)
+        runner = SupervisedWorker(RUNNER_MODULE, lambda: setup, limits, EXIT_MESSAGES, RUNNER_MODULE)
+        pool.shared.prestart(RUNNER_MODULE, RUNNER_MODULE, 1, self._torch_device)  # replaces it if a kernel ends it
+        return runner
 
     def _make_builder_setup(self) -> BuilderSetup:
         workloads = [product.workload for product in self.products]
