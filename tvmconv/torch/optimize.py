@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import copy
 import os
+import threading
 import time
 import warnings
 from collections.abc import Callable, Iterable, Sequence
@@ -14,18 +15,22 @@ from typing import Any, Literal, overload
 import torch
 from torch.utils._pytree import tree_leaves
 
+from tvmconv import registry
 from tvmconv.deadline import Deadline
-from tvmconv.errors import FallbackWarning, ModelError, translate_to_model_error
-from tvmconv.measure.workers.pool import keep_workers_alive, prestart_workers
+from tvmconv.errors import Error, FallbackWarning, ModelError, translate_to_model_error
+from tvmconv.measure.workers.pool import keep_workers_alive
 from tvmconv.search.options import TuneOptions
+from tvmconv.torch.accuracy import compute_relative_error
 from tvmconv.torch.conv_source import copy_model
 from tvmconv.torch.device_match import find_common_device, find_device_for
 from tvmconv.torch.fusion import ConvSite, match_convolutions
 from tvmconv.torch.kernels import KernelProvider
+from tvmconv.torch.layer_search import find_layer_kernels
 from tvmconv.torch.layout_plan import LayoutCosts, LayoutPlanner
 from tvmconv.torch.model import MEMORY_FORMAT_BY_NAME, Optimized, choose_memory_format, find_memory_format
 from tvmconv.torch.observers import ObserverName
 from tvmconv.torch.partition import GraphPartition, clone_tensors, partition_model, record_calls
+from tvmconv.torch.product_search import prestart_search
 from tvmconv.torch.quantization_options import DEFAULT_MAX_ERROR, QuantizationOptions, make_quantization_options
 from tvmconv.torch.quantize import quantize_with_kernels
 from tvmconv.torch.report import Report
@@ -33,7 +38,6 @@ from tvmconv.torch.selection import (
     OTHER_INPUTS_NOTE,
     ChooseMode,
     KernelSelector,
-    compute_relative_error,
     count_workloads,
     kernels_deadline,
     validate_choice,
@@ -214,9 +218,12 @@ def _optimize_on_device(
 ) -> Optimized:
     torch_device = provider.torch_device
     with contextlib.ExitStack() as stack:
+        if deadline and quantization:  # which has searches of its own
+            stack.enter_context(keep_workers_alive())
         with keep_workers_alive() if deadline else contextlib.nullcontext():
             if deadline and torch_device.type == "cuda":  # on the CPU, workers would disturb the timings
-                prestart_workers(None, [provider.device])
+                prestart_search(torch_device)
+                threading.Thread(target=_load_schedules, daemon=True).start()
             with translate_to_model_error("the model cannot be copied"):  # for example a tensor with gradient history
                 model_copy = copy_model(model).eval().requires_grad_(False)
             with record_calls(model_copy) as static_calls:
@@ -245,11 +252,14 @@ def _optimize_on_device(
             if quantization and end_deadline:
                 remaining_seconds = end_deadline.remaining_seconds
                 selection_deadline = end_deadline.shift_earlier(QUANTIZATION_FRACTION * remaining_seconds)
-            provider.find_kernels(
-                counts, selection_deadline and kernels_deadline(len(counts), torch_device, selection_deadline)
+            kernel_selector = KernelSelector(provider, timing_cache, choose, selection_deadline)
+            find_layer_kernels(
+                *(provider, counts),
+                selection_deadline and kernels_deadline(len(counts), torch_device, selection_deadline),
+                kernel_selector.iterate_pytorch_timings(sites, counts),
+                kernel_selector.pytorch_seconds,
             )
         timing_cache.is_awake = False
-        kernel_selector = KernelSelector(provider, timing_cache, choose, selection_deadline)
         layer_reports = kernel_selector.select_all(sites, counts)
         if planner:
             planner.restore_weights(only_of_kernels=True)
@@ -267,6 +277,12 @@ def _optimize_on_device(
     notes = [*report.notes, *kernel_selector.describe_omissions(len(counts))]
     optimized.set_report(replace(report, difference=difference, notes=tuple(notes)))
     return optimized
+
+
+def _load_schedules() -> None:
+    """Load the schedules, which import TVM, before they are needed."""
+    with contextlib.suppress(Error):  # the search raises it again
+        registry.schedules()
 
 
 def make_planner(provider: KernelProvider, timing_cache: TimingCache, deadline: Deadline | None) -> LayoutPlanner:

@@ -11,6 +11,7 @@ from torch.utils._pytree import tree_leaves
 
 from tvmconv.deadline import Deadline
 from tvmconv.errors import ModelError, translate_to_model_error
+from tvmconv.torch.accuracy import compute_relative_error
 from tvmconv.torch.calibration import run_recorders
 from tvmconv.torch.conv_site import ConvSite
 from tvmconv.torch.conv_source import copy_model
@@ -24,7 +25,7 @@ from tvmconv.torch.quantization import ModelQuantizer, QuantizedSite
 from tvmconv.torch.quantization_options import DEFAULT_MAX_ERROR, QuantizationOptions, make_quantization_options
 from tvmconv.torch.quantized_selection import QuantizedSelection, QuantizedSelector
 from tvmconv.torch.report import PYTORCH_NAME, LayerReport, Report
-from tvmconv.torch.selection import ChooseMode, KernelSelector, compute_relative_error
+from tvmconv.torch.selection import ChooseMode, KernelSelector
 from tvmconv.torch.shape_recorder import ShapeRecorder
 from tvmconv.torch.timing import TimingCache
 

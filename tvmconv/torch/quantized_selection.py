@@ -12,11 +12,13 @@ import torch
 from tvmconv.deadline import Deadline
 from tvmconv.errors import Error
 from tvmconv.torch import operator
+from tvmconv.torch.accuracy import compute_relative_error
 from tvmconv.torch.eight_bit_rounding import round_to_8_bits
 from tvmconv.torch.kernels import AvailableKernel, KernelProvider
+from tvmconv.torch.layer_search import find_layer_kernels
 from tvmconv.torch.quantization import ModelQuantizer, QuantizedSite
 from tvmconv.torch.quantized_layer import Quantize
-from tvmconv.torch.selection import NO_TIME_REASON, ChooseMode, compute_relative_error, kernels_deadline
+from tvmconv.torch.selection import NO_TIME_REASON, ChooseMode, kernels_deadline
 from tvmconv.torch.signature import lay_out, parse_signature
 from tvmconv.torch.timing import TimingCache
 from tvmconv.workloads import parse
@@ -86,7 +88,7 @@ class QuantizedSelector:
                 provider.torch_device,
                 deadline.shift_earlier((1 - SEARCH_FRACTION) * deadline.remaining_seconds),
             )
-            provider.find_kernels(searched, search_deadline)
+            find_layer_kernels(provider, searched, search_deadline)
             self._searched.update({_strip_epilogue(text): text for text in searched})
         if siblings:
             provider.adopt_configs(siblings, deadline)
