@@ -26,8 +26,9 @@ from tvmconv.torch.layout_plan import LayoutCosts, LayoutPlanner
 from tvmconv.torch.model import MEMORY_FORMAT_BY_NAME, Optimized, choose_memory_format, find_memory_format
 from tvmconv.torch.observers import ObserverName
 from tvmconv.torch.partition import GraphPartition, clone_tensors, partition_model, record_calls
+from tvmconv.torch.quantization import ModelQuantizer
 from tvmconv.torch.quantization_options import DEFAULT_MAX_ERROR, QuantizationOptions, make_quantization_options
-from tvmconv.torch.quantize import quantize_with_kernels
+from tvmconv.torch.quantize import find_quantized_kernels, quantize_with_kernels
 from tvmconv.torch.report import Report
 from tvmconv.torch.selection import (
     OTHER_INPUTS_NOTE,
@@ -46,7 +47,6 @@ CPU_MODEL_WARNING = (
     'choose="tuned" (--all) uses tvmconv\'s kernels'
 )
 PLANNING_FRACTION = 0.1  # of the time until the deadline, for timings that decide about layouts
-QUANTIZATION_FRACTION = 0.6  # of the time for searches, for those of 8-bit convolutions
 NUM_TIMING_CALLS = 12  # approximate number of calls in one timing of a model
 
 
@@ -242,11 +242,14 @@ def _optimize_on_device(
             notes += [*(planner.describe() if planner else []), OTHER_INPUTS_NOTE]
             counts = count_workloads(sites)
             end_deadline = selection_deadline = deadline and deadline.shift_earlier(whole_seconds)
-            if quantization and end_deadline:
-                remaining_seconds = end_deadline.remaining_seconds
-                selection_deadline = end_deadline.shift_earlier(QUANTIZATION_FRACTION * remaining_seconds)
+            quantizer = quantization and ModelQuantizer(optimized, partitions, sites, quantization)
+            num_workloads = len(counts)
+            if quantizer:
+                num_workloads, selection_deadline = find_quantized_kernels(quantizer, sites, provider, end_deadline)
             provider.find_kernels(
-                counts, selection_deadline and kernels_deadline(len(counts), torch_device, selection_deadline)
+                counts,
+                selection_deadline and kernels_deadline(len(counts), torch_device, selection_deadline),
+                searches=quantizer is None,
             )
         timing_cache.is_awake = False
         kernel_selector = KernelSelector(provider, timing_cache, choose, selection_deadline)
@@ -254,9 +257,9 @@ def _optimize_on_device(
         if planner:
             planner.restore_weights(only_of_kernels=True)
         report = Report(layer_reports, pytorch_seconds=pytorch_seconds, notes=tuple(notes))
-        if quantization:
+        if quantizer:
             report = quantize_with_kernels(
-                *(optimized, partitions, sites, quantization, provider, timing_cache, kernel_selector, report),
+                *(optimized, partitions, sites, quantizer, provider, timing_cache, kernel_selector, report),
                 *(choose, end_deadline, arguments),
             )
         has_time = deadline is None or deadline.cut_off.remaining_seconds > whole_seconds
@@ -264,7 +267,7 @@ def _optimize_on_device(
         if planner and optimized.uses_eager:
             planner.restore_weights()
     difference = _find_largest_difference(_run_model(optimized, example), expected)
-    notes = [*report.notes, *kernel_selector.describe_omissions(len(counts))]
+    notes = [*report.notes, *kernel_selector.describe_omissions(num_workloads)]
     optimized.set_report(replace(report, difference=difference, notes=tuple(notes)))
     return optimized
 

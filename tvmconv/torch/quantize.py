@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
@@ -22,11 +23,15 @@ from tvmconv.torch.observers import ObserverName
 from tvmconv.torch.partition import GraphPartition, clone_tensors, partition_model, record_calls
 from tvmconv.torch.quantization import ModelQuantizer, QuantizedSite
 from tvmconv.torch.quantization_options import DEFAULT_MAX_ERROR, QuantizationOptions, make_quantization_options
-from tvmconv.torch.quantized_selection import QuantizedSelection, QuantizedSelector
+from tvmconv.torch.quantized_selection import QuantizedSelection, QuantizedSelector, strip_epilogue
 from tvmconv.torch.report import PYTORCH_NAME, LayerReport, Report
 from tvmconv.torch.selection import ChooseMode, KernelSelector, compute_relative_error
 from tvmconv.torch.shape_recorder import ShapeRecorder
 from tvmconv.torch.timing import TimingCache
+
+# Parts of the time that is left: for the search, then for builds of the same configs with other outputs. Half of the
+# rest is for kernels in the model's precision, and half for comparing those of 8 bits with them.
+SEARCH_FRACTION, ADOPTION_FRACTION = 0.65, 0.2
 
 
 def quantize(
@@ -118,11 +123,45 @@ class _ShapeOfCallRecorder(ShapeRecorder):
         return super().run_with_arguments(*args, **kwargs)
 
 
+def find_quantized_kernels(
+    quantizer: ModelQuantizer, sites: Sequence[ConvSite], provider: KernelProvider, deadline: Deadline | None
+) -> tuple[int, Deadline | None]:
+    """Find kernels of the convolutions with 8-bit operands, and of those that keep the model's precision.
+
+    One search covers them all, the most expensive ones first. The same convolutions in the model's precision are only
+    compared, so they need no search. Each config that was found also serves the same convolution with outputs in the
+    model's precision, which is needed if a reader of its output is not quantized in the end.
+
+    Args:
+        quantizer: Which convolutions have 8-bit operands.
+        sites: All convolutions of the model.
+        provider: Source of kernels.
+        deadline: End of all searches and comparisons; None without a search.
+
+    Returns:
+        The number of searched workloads, and the end of the comparison of kernels in the model's precision.
+    """
+    layers = quantizer.apply()
+    quantizer.restore()
+    quantized = {id(layer.site.module): layer.workload_text for layer in layers}
+    counts = Counter(site.workload_text for site in sites if site.workload_text and id(site.module) not in quantized)
+    representatives: dict[str, str] = {}  # by the text without the epilogue
+    counts.update(representatives.setdefault(strip_epilogue(text), text) for text in quantized.values())
+    outputs = [*quantized.values(), *(quantizer.float_output_texts[key] for key in quantized)]
+    siblings = {text: each for text in outputs if (each := representatives[strip_epilogue(text)]) != text}
+    if deadline is None:
+        provider.find_kernels(counts, None)
+        return len(counts), None
+    provider.find_kernels(counts, deadline.shift_earlier((1 - SEARCH_FRACTION) * deadline.remaining_seconds))
+    provider.adopt_configs(siblings, deadline.reserve_seconds((1 - ADOPTION_FRACTION) * deadline.remaining_seconds))
+    return len(counts), deadline.reserve_seconds(deadline.remaining_seconds / 2)
+
+
 def quantize_with_kernels(
     model: Optimized,
     partitions: Sequence[GraphPartition],
     sites: Sequence[ConvSite],
-    options: QuantizationOptions,
+    quantizer: ModelQuantizer,
     provider: KernelProvider,
     timing_cache: TimingCache,
     kernel_selector: KernelSelector,
@@ -137,7 +176,7 @@ def quantize_with_kernels(
     """
     name = f"the whole before quantization: {[module.kernels for module in model.list_tuned_convs()]}"
     former_seconds = timing_cache.get_seconds(name, lambda: model(*example))
-    quantizer = ModelQuantizer(model, partitions, sites, options)
+    options = quantizer.options
     selected = QuantizedSelector(provider, timing_cache, choose, deadline).select_all(quantizer)
     set_quantized(model, partitions, [site for site, _ in selected], example)
     notes = [*report.notes, describe_quantization(options, len(selected), sites)]
