@@ -17,13 +17,12 @@ from tvmconv.deadline import Deadline
 from tvmconv.errors import FallbackWarning, TuningError
 from tvmconv.logs.candidates import Candidate
 from tvmconv.logs.log import Log
-from tvmconv.measure.pipeline import MeasureCandidate
 from tvmconv.registry import find_schedule
-from tvmconv.search.progress import SearchProgress
-from tvmconv.search.result import TuneResult
+from tvmconv.search.candidate_lists import ListedConfig
 from tvmconv.target import H200
-from tvmconv.torch import kernels, timing
+from tvmconv.torch import kernels, layer_search, timing
 from tvmconv.torch.optimize import optimize_within
+from tvmconv.torch.product_search import SearchedKernel
 from tvmconv.torch.report import PYTORCH_NAME
 from tvmconv.torch.selection import kernels_deadline
 from tvmconv.torch.timing import TimingCache
@@ -55,7 +54,7 @@ def clock(monkeypatch):
 
     monkeypatch.setattr(time, "monotonic", lambda: monotonic() + clock.added)
     monkeypatch.setattr(TimingCache, "get_seconds", timed)
-    monkeypatch.setattr(kernels.KernelProvider, "_search_workloads", lambda *_: None)
+    monkeypatch.setattr(layer_search, "_search", lambda *_: None)
     return clock
 
 
@@ -89,30 +88,41 @@ def test_the_layers_that_cost_most_are_compared_first(clock, model, tmp_path, se
 def test_finding_kernels_leaves_time_to_compare_them(monkeypatch, seconds, slack, left, left_to_cut_off):
     monkeypatch.setattr(time, "monotonic", Clock())
     now = time.monotonic()
-    finding = kernels_deadline(20, torch.device("cuda"), Deadline(now + seconds, slack))
+    finding = kernels_deadline(60, torch.device("cuda"), Deadline(now + seconds, slack))
     assert finding.end_time - now == pytest.approx(left)
     assert finding.cut_off.end_time - now == pytest.approx(left_to_cut_off)
 
 
-def test_what_a_search_built_is_not_built_again(opencl, tmp_path, monkeypatch):
-    log, w = tmp_path / "log.jsonl", tc.parse("conv2d:2x4x9x11,8x4x1x1")
-    found = kernels.KernelProvider(opencl, X.device, log, print)
+@pytest.mark.parametrize("is_timed", [True, False], ids=["timed", "no time to time it"])
+def test_what_a_search_built_is_not_built_again(opencl, tmp_path, monkeypatch, is_timed):
+    w = tc.parse("conv2d:2x4x9x11,8x4x1x1")
+    found = kernels.KernelProvider(opencl, X.device, tmp_path / "log.jsonl", print)
     program = tc.build(w, "direct", device=opencl).executable
-    config = find_schedule(w, "direct").space(w, opencl.limits).default
-    record = made_up(w, "direct", config, opencl.name)
-    tuned = TuneResult(
-        SearchProgress(None, 1.0), record, {}, 1.0, built=[MeasureCandidate("direct", config, executable=program)]
-    )
+    config = ListedConfig("direct", find_schedule(w, "direct").space(w, opencl.limits).default)
 
-    def search(told):
-        Log(log).append(record)
-        return tuned
+    def search(self, timings):
+        (product,) = self.products
+        if is_timed:
+            product.add_kernel(SearchedKernel(config, program, 1e-3))
+        else:
+            product.untimed.append((config, program))
 
-    monkeypatch.setattr("tvmconv.torch.kernels.tune_tasks", lambda *_, **__: [(w, search)])
-    monkeypatch.setattr("tvmconv.torch.kernels.prestart_workers", lambda *_: None)
+    monkeypatch.setattr("tvmconv.torch.layer_search.ProductSearch.run", search)
+    monkeypatch.setattr("tvmconv.torch.layer_search.prestart_search", lambda *_: None)
     monkeypatch.setattr("tvmconv.torch.kernels.build_all", lambda choices, *_, **__: [] if not choices else 1 / 0)
-    found.find_kernels({w.text: 1}, Deadline.after(100.0))
-    assert [ready.program for ready in found.available[w.text]] == [program]
+    layer_search.find_layer_kernels(found, {w.text: 1}, Deadline.after(100.0))
+    (kernel,) = found.available[w.text]
+    assert kernel.program == program
+    assert kernel.seconds == (1e-3 if is_timed else None)
+
+
+@pytest.mark.parametrize(("num_records", "is_covered"), [(0, False), (3, False), (4, True)])
+def test_a_layer_with_few_records_is_searched_again(opencl, tmp_path, num_records, is_covered):
+    w, log = tc.parse("conv2d:2x4x9x11,8x4x1x1"), tmp_path / "log.jsonl"
+    for number in range(num_records):
+        Log(log).append(made_up(w, "direct", {"number": number}, opencl.name))
+    found = kernels.KernelProvider(opencl, X.device, log, print)
+    assert found.list_uncovered([w.text], 4) == ([] if is_covered else [w.text])
 
 
 @pytest.mark.parametrize("seconds", [0, -1, float("nan"), float("inf"), "5"])
@@ -199,16 +209,18 @@ def test_a_record_of_a_search_that_was_cut_off_does_not_exclude_predictions(seco
 
 
 @pytest.mark.parametrize("num_prepack_kernels", [0, 1])
-def test_a_kernel_that_packs_in_each_call_is_compared_with_those_of_other_schedules(num_prepack_kernels):
+def test_a_kernel_that_packs_in_each_call_is_compared_with_those_of_other_schedules(monkeypatch, num_prepack_kernels):
     """Measurements leave the packing out, and in training it is part of each call."""
     w, h200 = tc.parse("conv2d:64x64x56x56,64x64x3x3,s1,p1,f16,nhwc"), SimpleNamespace(name="H200", target=H200)
     names = ["winograd_hopper", "hopper", "hopper", "mma_sync", "tensor_core"]
     records = [SimpleNamespace(schedule=name, config={"number": i}, cost=i * 1e-5) for i, name in enumerate(names, 1)]
     index = SimpleNamespace(iterate_by_device_match=lambda *_: ((kernels.DeviceMatch.DEVICE, r) for r in records))
     provider = kernels.make_training_provider(h200, torch.device("cpu"), None, None)
-    for record in records:
-        program = SimpleNamespace(num_prepack_kernels=num_prepack_kernels if record.cost == 1e-5 else 0)
-        provider._built_programs[kernels._config_key(w, record.schedule, record.config)] = program
+
+    def lookup(workload, schedule, config, device):
+        return SimpleNamespace(num_prepack_kernels=num_prepack_kernels if config["number"] == 1 else 0)
+
+    monkeypatch.setattr(kernels.kernel_cache, "lookup", lookup)
     assert provider._load_cached(w, index)
     provider._build_alternatives([w], index, None)
     schedules = [kernel.schedule for kernel in provider.available[w.text]]

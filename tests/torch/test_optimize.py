@@ -1,7 +1,6 @@
 """A model's convolutions by our kernels, on the CPU through OpenCL: the same outputs, whatever is done to the model."""
 
 import copy
-import functools
 import itertools
 import json
 
@@ -14,7 +13,6 @@ from torch.nn import Conv2d
 import tvmconv.torch
 from tvmconv.checksummed_file import read_checked, write_checked
 from tvmconv.errors import Error, ModelError
-from tvmconv.search.options import TuneOptions
 from tvmconv.torch import operator
 from tvmconv.torch.kernels import AvailableKernel
 from tvmconv.torch.report import PYTORCH_NAME
@@ -239,7 +237,8 @@ def test_a_log_that_cannot_be_used_is_an_error(tmp_path):
 @pytest.fixture
 def few_trials(shared_processes, monkeypatch):
     """Searches end after a few trials, and not by the time, which a busy machine may need to start."""
-    monkeypatch.setattr("tvmconv.torch.kernels.TuneOptions", functools.partial(TuneOptions, trials=3))
+    monkeypatch.setattr("tvmconv.torch.product_search.PATIENCE", 3)
+    monkeypatch.setattr("tvmconv.torch.layer_search.NUM_FIRST_TRIALS", 3)
 
 
 def test_the_next_run_takes_kernels_from_the_log_without_builds(tmp_path, monkeypatch, few_trials):

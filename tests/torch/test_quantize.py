@@ -12,7 +12,7 @@ import tvmconv.torch
 from tvmconv.baselines.torch_calls import apply_op
 from tvmconv.compiler import nvrtc
 from tvmconv.errors import ModelError
-from tvmconv.torch import kernels, timing
+from tvmconv.torch import layer_search, timing
 from tvmconv.torch.eight_bit_rounding import quantize_weight, round_to_8_bits
 from tvmconv.torch.observers import AbsoluteHistogram
 from tvmconv.torch.quantization_operators import quantize as quantize_tensor
@@ -136,11 +136,16 @@ def test_kernels_compute_what_pytorch_computes(tmp_path, monkeypatch):
 def test_layers_to_quantize_are_searched_in_8_bits_only(tmp_path, monkeypatch):
     searched = []
 
-    def note_searches(network, *args, **options):
-        searched.extend(workload.text for workload in network)
-        return iter(())
+    class FakeSearch:
+        products = ()
 
-    monkeypatch.setattr(kernels, "tune_tasks", note_searches)
+        def __init__(self, tasks, *_):
+            searched.extend(task.workload_text for task in tasks)
+
+        def run(self, preparation):
+            assert not [*preparation]
+
+    monkeypatch.setattr(layer_search, "ProductSearch", FakeSearch)
     monkeypatch.setattr(timing, "MAX_SAMPLES", 1)
     monkeypatch.setattr(timing, "MAX_TIMING_SECONDS", 0)
     torch.manual_seed(0)

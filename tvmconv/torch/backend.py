@@ -32,6 +32,7 @@ from tvmconv.torch.conv_source import CONV_FUNCTIONS, TRANSPOSED_FUNCTIONS, bind
 from tvmconv.torch.device_match import find_device_for
 from tvmconv.torch.fusion import match_graph, replace_sites
 from tvmconv.torch.kernels import KernelProvider
+from tvmconv.torch.layer_search import find_layer_kernels
 from tvmconv.torch.layout_plan import LayoutPlanner
 from tvmconv.torch.metadata_readers import remove_shape_assertions
 from tvmconv.torch.model import Optimized
@@ -204,8 +205,12 @@ def _select_sites(
             planner.drop()
             graph, sites = _match(gm, inputs, None)
     counts = count_workloads(sites)
-    provider.find_kernels(counts, deadline and kernels_deadline(len(counts), torch_device, deadline))
     kernel_selector = KernelSelector(provider, timing_cache, option_values.get("choose", "fastest"), deadline)
+    find_layer_kernels(
+        *(provider, counts, deadline and kernels_deadline(len(counts), torch_device, deadline)),
+        kernel_selector.iterate_pytorch_timings(sites, counts),
+        kernel_selector.pytorch_seconds,
+    )
     lines = kernel_selector.select_all(sites, counts)
     timing_cache.save()
     selected_sites = [site for site in sites if site.module and site.module.kernels]

@@ -1,16 +1,14 @@
-"""Kernels for a model's workloads: from logs, from a search, or predicted."""
+"""Kernels for a model's workloads: from logs, from a search, or predicted. `layer_search.py` adds those of a search."""
 
 from __future__ import annotations
 
 import contextlib
 import functools
 import hashlib
-import json
-import math
 import os
 from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass
-from itertools import islice
+from itertools import islice, takewhile
 from pathlib import Path
 
 import torch
@@ -20,7 +18,7 @@ from tvmconv.compiler.executable import Executable
 from tvmconv.deadline import Deadline
 from tvmconv.devices import Device
 from tvmconv.errors import Error, ScheduleError
-from tvmconv.logs.candidates import TUNED, Candidate, iterate_candidates
+from tvmconv.logs.candidates import PREDICTED, TUNED, Candidate, iterate_candidates
 from tvmconv.logs.log import Log
 from tvmconv.logs.packaged import packaged_logs
 from tvmconv.logs.ranking import DeviceMatch, RecordIndex, list_log_files
@@ -28,11 +26,8 @@ from tvmconv.logs.record import Record
 from tvmconv.measure import kernel_cache
 from tvmconv.measure.builder import NO_TIME_MESSAGE, BuilderInput, build_all
 from tvmconv.measure.serialization import encode_executable
-from tvmconv.measure.workers.pool import keep_workers_alive, prestart_workers, resolve_num_workers
-from tvmconv.search.options import TuneOptions
-from tvmconv.search.result import SkippedPhase, TuneResult
+from tvmconv.measure.workers.pool import keep_workers_alive
 from tvmconv.search.search import check_writable
-from tvmconv.search.task_scheduler import tune_tasks
 from tvmconv.search.time_budget import sort_by_cost
 from tvmconv.space import Config
 from tvmconv.torch.launch import make_launcher
@@ -43,8 +38,6 @@ from tvmconv.workloads import Workload, dtypes, parse
 
 DEFAULT_LOG = "tuning.jsonl"
 BUILD_SECONDS = 1.0  # approximate time of one build
-NUM_RESERVED_BUILDS = 2  # builds of each workload for which time is reserved
-BUILDER_HANDOVER_SECONDS = 1.0  # time until builders have finished the work of a search
 OTHER_EPILOGUE = f"{TUNED} with another epilogue"  # source of a config
 MAX_CANDIDATES = 4  # kernels to compare for a workload without a measurement on this device
 MAX_ALTERNATIVES = 2  # kernels of other schedules that are compared with one that packs its weight in each call
@@ -62,6 +55,7 @@ class AvailableKernel:
     program: Executable
     device: Device
     torch_device: torch.device
+    seconds: float | None = None  # of a call with PyTorch's tensors, by the search that found it
 
     @property
     def name(self) -> str:
@@ -112,41 +106,44 @@ class KernelProvider:
         self.unsearched_workloads: list[str] = []  # texts of workloads for whose search no time was left
         self._record_index: RecordIndex | None = None  # of the log and the packaged logs, once they were read
         self._derived: Collection[str] = ()  # texts of workloads that take the configs of others
-        self._built_programs: dict[str, Executable] = {}  # results of searches by `_config_key`
 
     def find_kernels(
         self,
         counts: Mapping[str, float],
         deadline: Deadline | None,
         derived: Collection[str] = (),
-        *,
-        searches: bool = True,
     ) -> None:
         """Build kernels for each workload: the fastest one measured on this device, or several promising ones.
 
-        `counts` are the numbers of layers by workload text, or weights that replace them. The deadline is that of the
-        search for workloads that the log does not cover, and of all builds; the most expensive workloads come first.
-        One kernel per workload may still be built until its cut-off. Without a deadline there is no search and no
-        limit. Workloads that have kernels of `add_searched_kernel` get no others. The workloads `derived` take the
-        fastest config of the same workload without its epilogue, if it was measured. Raises Error if the log cannot be
-        read or written, or does not exist and there is no search.
+        `counts` are the numbers of layers by workload text, or weights that replace them. The deadline is that of all
+        builds; the most expensive workloads come first. One kernel per workload may still be built until its cut-off.
+        Without a deadline there is no limit. Workloads that have kernels of `add_searched_kernel` get no others. The
+        workloads `derived` take the fastest config of the same workload without its epilogue, if it was measured.
+        Raises Error if the log cannot be read, or does not exist and there is no deadline.
         """
         self._derived = frozenset(derived)
         workloads = {parse(text): count for text, count in counts.items()}
         with keep_workers_alive():
-            if deadline is not None and searches:
-                self._search_workloads(workloads, deadline)
-                self._record_index = None  # the search has appended records
             record_index = self.read_record_index(deadline)
             remaining = [each for each in sort_by_cost(workloads, self.device) if each.text not in self.available]
             self._build_candidates(remaining, record_index, deadline)
             if self._packs_in_each_call:
                 self._build_alternatives(remaining, record_index, deadline)
 
-    def add_searched_kernel(self, workload: Workload, schedule_name: str, config: Config, program: Executable) -> None:
-        """Add a kernel that a search has found, behind those that were added before, and store it in the cache."""
+    def add_searched_kernel(
+        self,
+        workload: Workload,
+        schedule_name: str,
+        config: Config,
+        program: Executable,
+        seconds: float | None = None,
+    ) -> None:
+        """Add a kernel that a search has found, behind those that were added before, and store it in the cache.
+
+        `seconds` is its time, or None if there was no time to measure it.
+        """
         kernel_cache.store(workload, registry.find_schedule(workload, schedule_name), config, self.device, program)
-        self._add_kernel(workload, schedule_name, TUNED, program)
+        self._add_kernel(workload, schedule_name, PREDICTED if seconds is None else TUNED, program, seconds)
 
     def open_log(self) -> Log:
         """Return the log to which a search appends; raise Error if it cannot be written."""
@@ -183,7 +180,7 @@ class KernelProvider:
         if batch:
             self._build_batch(batch, deadline)
         if unmeasured:
-            self.find_kernels(unmeasured, deadline, derived=unmeasured, searches=False)
+            self.find_kernels(unmeasured, deadline, derived=unmeasured)
 
     def read_record_index(self, deadline: Deadline | None) -> RecordIndex:
         """Return the records of the log and of the packaged logs; with a deadline, the log need not exist."""
@@ -194,46 +191,18 @@ class KernelProvider:
             self._record_index = RecordIndex([*logs, *packaged_logs()])
         return self._record_index
 
-    def _search_workloads(self, workloads: Mapping[Workload, float], deadline: Deadline) -> None:
-        """Search kernels for the workloads that the log does not cover."""
-        log = self._log = DEFAULT_LOG if self._log is None else self._log
-        index = RecordIndex([log]) if Path(log).exists() else None
-        remaining = {
-            workload: count
-            for workload, count in workloads.items()
-            if not (index and self._find_measured_record(workload, index))
-        }
-        if not remaining:
-            return
-        prestart_workers(None, [self.device])
-        tune_options = TuneOptions(log=log, measure_baseline=False)
-        building_seconds = min(
-            deadline.remaining_seconds / 3,
-            BUILDER_HANDOVER_SECONDS
-            + BUILD_SECONDS * math.ceil(NUM_RESERVED_BUILDS * len(remaining) / resolve_num_workers(None)),
-        )
-        search_deadline = deadline.reserve_seconds(building_seconds)
-        searches = tune_tasks(remaining, [self.device], tune_options, deadline=search_deadline)
-        for number, (workload, search) in enumerate(searches, len(workloads) - len(remaining) + 1):
-            prefix = f"{number} of {len(workloads)}: {workload.text}"
-            try:
-                result = search(
-                    lambda progress, prefix=prefix: self.report_progress(  # type: ignore[misc]
-                        f"{prefix}: {progress.num_trials:,} configs, {search_deadline.remaining_seconds:.0f} s left"
-                    )
-                )
-            except ScheduleError as error:  # no schedule computes it on this device
-                self.report_progress(f"{prefix}: {error}")
-            else:
-                self._keep_search_result(workload, result)
+    def list_uncovered(self, texts: Collection[str], min_records: int) -> list[str]:
+        """Return the texts of workloads of which the log has fewer measured kernels on this device."""
+        if self._log is None or not Path(self._log).exists():
+            return list(texts)
+        index = RecordIndex([self._log])
 
-    def _keep_search_result(self, workload: Workload, result: TuneResult) -> None:
-        """Store the executables that a search built."""
-        if SkippedPhase.SEARCH in result.omitted:
-            self.unsearched_workloads.append(workload.text)
-        for trial in result.built:
-            if trial.executable is not None:
-                self._built_programs[_config_key(workload, trial.schedule, trial.config)] = trial.executable
+        def is_covered(workload: Workload) -> bool:
+            matches = (match for match, _ in index.iterate_by_device_match(workload, self.device))
+            records = sum(1 for _ in islice(takewhile(DeviceMatch.DEVICE.__eq__, matches), min_records))
+            return records == min_records and self._find_measured_record(workload, index) is not None
+
+        return [text for text in texts if not is_covered(parse(text))]
 
     def _build_candidates(
         self, workloads: list[Workload], record_index: RecordIndex, deadline: Deadline | None
@@ -277,7 +246,7 @@ class KernelProvider:
             if not any(kernel.config_source == TUNED and kernel.program.num_prepack_kernels for kernel in kernels):
                 continue
             for candidate in self._list_alternatives(workload, record_index, {kernel.schedule for kernel in kernels}):
-                program = self._find_built(workload, candidate.schedule.name, candidate.config)
+                program = kernel_cache.lookup(workload, candidate.schedule.name, candidate.config, self.device)
                 if program is None:
                     batch.append((workload, candidate))
                 else:
@@ -319,8 +288,16 @@ class KernelProvider:
             if candidate.config_source == TUNED:
                 kernel_cache.store(workload, candidate.schedule, candidate.config, self.device, result.executable)
 
-    def _add_kernel(self, workload: Workload, schedule: str, config_source: str, program: Executable) -> None:
-        kernel = AvailableKernel(workload.text, schedule, config_source, program, self.device, self.torch_device)
+    def _add_kernel(
+        self,
+        workload: Workload,
+        schedule: str,
+        config_source: str,
+        program: Executable,
+        seconds: float | None = None,
+    ) -> None:
+        devices = self.device, self.torch_device
+        kernel = AvailableKernel(workload.text, schedule, config_source, program, *devices, seconds)
         self.available.setdefault(workload.text, []).append(kernel)
 
     def _find_measured_record(self, workload: Workload, record_index: RecordIndex) -> Record | None:
@@ -335,22 +312,14 @@ class KernelProvider:
         return record
 
     def _load_cached(self, workload: Workload, record_index: RecordIndex) -> bool:
-        """Load the fastest measured kernel from the search's results or the cache; return whether it was there."""
+        """Load the fastest measured kernel from the cache; return whether it was there."""
         record = self._find_measured_record(workload, record_index)
         if record is None:
             return False
-        program = self._find_built(workload, record.schedule, record.config)
+        program = kernel_cache.lookup(workload, record.schedule, record.config, self.device)
         if program is not None:
             self._add_kernel(workload, record.schedule, TUNED, program)
         return program is not None
-
-    def _find_built(self, workload: Workload, schedule_name: str, config: Config) -> Executable | None:
-        """Return a kernel from the search's results, which is then cached, or from the cache."""
-        program = self._built_programs.get(_config_key(workload, schedule_name, config))
-        if program is None:
-            return kernel_cache.lookup(workload, schedule_name, config, self.device)
-        kernel_cache.store(workload, registry.find_schedule(workload, schedule_name), config, self.device, program)
-        return program
 
     def _next_candidates(
         self, workload: Workload, candidates: Iterator[Candidate], record_index: RecordIndex
@@ -378,7 +347,3 @@ def make_training_provider(
 ) -> KernelProvider:
     """Return a provider of kernels whose weights change from call to call."""
     return KernelProvider(device, torch_device, log, on_progress or (lambda text: None), packs_in_each_call=True)
-
-
-def _config_key(workload: Workload, schedule: str, config: Config) -> str:
-    return json.dumps([workload.text, schedule, sorted(config.items())])

@@ -16,16 +16,19 @@ from torch.utils._pytree import tree_leaves
 
 from tvmconv.deadline import Deadline
 from tvmconv.errors import FallbackWarning, ModelError, translate_to_model_error
-from tvmconv.measure.workers.pool import keep_workers_alive, prestart_workers
+from tvmconv.measure.workers.pool import keep_workers_alive
 from tvmconv.search.options import TuneOptions
+from tvmconv.torch.accuracy import compute_relative_error
 from tvmconv.torch.conv_source import copy_model
 from tvmconv.torch.device_match import find_common_device, find_device_for
 from tvmconv.torch.fusion import ConvSite, match_convolutions
 from tvmconv.torch.kernels import KernelProvider
+from tvmconv.torch.layer_search import find_layer_kernels
 from tvmconv.torch.layout_plan import LayoutCosts, LayoutPlanner
 from tvmconv.torch.model import MEMORY_FORMAT_BY_NAME, Optimized, choose_memory_format, find_memory_format
 from tvmconv.torch.observers import ObserverName
 from tvmconv.torch.partition import GraphPartition, clone_tensors, partition_model, record_calls
+from tvmconv.torch.product_search import prestart_search
 from tvmconv.torch.quantization import ModelQuantizer
 from tvmconv.torch.quantization_options import DEFAULT_MAX_ERROR, QuantizationOptions, make_quantization_options
 from tvmconv.torch.quantize import find_quantized_kernels, quantize_with_kernels
@@ -34,7 +37,6 @@ from tvmconv.torch.selection import (
     OTHER_INPUTS_NOTE,
     ChooseMode,
     KernelSelector,
-    compute_relative_error,
     count_workloads,
     kernels_deadline,
     validate_choice,
@@ -47,6 +49,7 @@ CPU_MODEL_WARNING = (
     'choose="tuned" (--all) uses tvmconv\'s kernels'
 )
 PLANNING_FRACTION = 0.1  # of the time until the deadline, for timings that decide about layouts
+COMPARISON_FRACTION = 0.15  # of the time after calibration, for the comparison of 8-bit kernels
 NUM_TIMING_CALLS = 12  # approximate number of calls in one timing of a model
 
 
@@ -216,7 +219,7 @@ def _optimize_on_device(
     with contextlib.ExitStack() as stack:
         with keep_workers_alive() if deadline else contextlib.nullcontext():
             if deadline and torch_device.type == "cuda":  # on the CPU, workers would disturb the timings
-                prestart_workers(None, [provider.device])
+                prestart_search(torch_device)
             with translate_to_model_error("the model cannot be copied"):  # for example a tensor with gradient history
                 model_copy = copy_model(model).eval().requires_grad_(False)
             with record_calls(model_copy) as static_calls:
@@ -243,16 +246,21 @@ def _optimize_on_device(
             counts = count_workloads(sites)
             end_deadline = selection_deadline = deadline and deadline.shift_earlier(whole_seconds)
             quantizer = quantization and ModelQuantizer(optimized, partitions, sites, quantization)
+            if quantizer and end_deadline:
+                selection_deadline = end_deadline.reserve_seconds(COMPARISON_FRACTION * end_deadline.remaining_seconds)
+            kernel_selector = KernelSelector(provider, timing_cache, choose, selection_deadline)
             num_workloads = len(counts)
-            if quantizer:
-                num_workloads, selection_deadline = find_quantized_kernels(quantizer, sites, provider, end_deadline)
-            provider.find_kernels(
-                counts,
-                selection_deadline and kernels_deadline(len(counts), torch_device, selection_deadline),
-                searches=quantizer is None,
+            search_arguments = (
+                *(provider, counts),
+                selection_deadline and kernels_deadline(num_workloads, torch_device, selection_deadline),
+                kernel_selector.iterate_pytorch_timings(sites, counts),
+                kernel_selector.pytorch_seconds,
             )
+            if quantizer:
+                num_workloads = find_quantized_kernels(quantizer, *search_arguments)
+            else:
+                find_layer_kernels(*search_arguments)
         timing_cache.is_awake = False
-        kernel_selector = KernelSelector(provider, timing_cache, choose, selection_deadline)
         layer_reports = kernel_selector.select_all(sites, counts)
         if planner:
             planner.restore_weights(only_of_kernels=True)

@@ -1,29 +1,73 @@
-"""A process that checks and times kernels of products with PyTorch's tensors on a GPU.
+"""A process that checks and times kernels of layers and of products of a training step with PyTorch's tensors.
 
-The search of a training step runs untried kernels here, because a faulty one may hang or make the GPU unusable for its
+The search runs untried kernels here, because a faulty one may hang or make the GPU unusable for its
 process. Operands and references stay on the GPU: at the batch sizes of training, sending them from another process and
 computing float64 references on the host would take seconds for each product.
 """
 
 from __future__ import annotations
 
+import contextlib
 import math
 import time
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable
+from dataclasses import dataclass, field
 from multiprocessing.connection import Connection
+from typing import Any, Protocol
 
 import torch
 
 from tvmconv.errors import Error, describe_error
 from tvmconv.measure.results import ErrorKind, RunnerResult
 from tvmconv.measure.workers.process import FinalMessage, iterate_messages
-from tvmconv.torch import operator
-from tvmconv.torch.conv_call import WGRAD
-from tvmconv.torch.conv_operators import run_with_stats
-from tvmconv.torch.kernel_table import TableEntry
 from tvmconv.torch.kernels import AvailableKernel
-from tvmconv.torch.product_task import Operands, ProductTask, check_kernel, make_entry
 from tvmconv.torch.timing import time_call
+from tvmconv.workloads.conv_operator import ConvOperator
+
+
+@dataclass(frozen=True)
+class KernelCalls:
+    """Calls of a kernel on the operands of a task."""
+
+    check: Callable[[torch.Tensor], tuple[float, str]]  # from PyTorch's result to the relative error and a problem
+    run: Callable[[], object]  # a call as in the model
+    run_packed: Callable[[], object] | None = None  # one without the packing of its weight, if `run` packs it
+
+
+class SearchTask(Protocol):
+    """What is searched: a workload, its operands, PyTorch's result for them, and calls of kernels."""
+
+    @property
+    def pytorch_seconds(self) -> float | None:
+        """PyTorch's time of one call; None before it was measured."""
+
+    @property
+    def workload(self) -> ConvOperator | None:
+        """The workload; None if no kernel computes it."""
+
+    @property
+    def name(self) -> str:
+        """Text that is equal for tasks with equal operands."""
+
+    @property
+    def num_calls(self) -> float:
+        """Number of calls in the model, or a weight that replaces it."""
+
+    @property
+    def torch_device(self) -> torch.device:
+        """Device of the operands."""
+
+    def strip(self) -> SearchTask:
+        """Return a copy for another process."""
+
+    def make_operands(self) -> Any:
+        """Return random operands."""
+
+    def compute_reference(self, operands: Any) -> torch.Tensor:
+        """Return PyTorch's result in float32."""
+
+    def make_calls(self, kernel: AvailableKernel, operands: Any) -> KernelCalls:
+        """Return the calls of a kernel; raise Error or RuntimeError if it cannot be loaded."""
 
 
 @dataclass(frozen=True)
@@ -37,7 +81,7 @@ class ProductRunnerSetup:
 class ProductJob:
     """A kernel to check and time for a product."""
 
-    task: ProductTask
+    task: SearchTask
     kernel: AvailableKernel
 
 
@@ -51,23 +95,18 @@ class ProductResult:
 
 @dataclass
 class Reference:
-    """Operands of a product and its result by PyTorch in float32, kept for further kernels of the product."""
+    """Operands of a task and its result by PyTorch in float32, kept for further kernels of the task."""
 
     name: str = ""
-    operands: Operands | None = field(default=None, repr=False)
+    operands: Any = field(default=None, repr=False)
     result: torch.Tensor | None = field(default=None, repr=False)
 
-    def update(self, task: ProductTask) -> tuple[Operands, torch.Tensor]:
+    def update(self, task: SearchTask) -> tuple[Any, torch.Tensor]:
         """Return operands and result of a task, which are computed if the last task was another one."""
         if self.name != task.name or self.operands is None or self.result is None:
-            self.name, self.operands, self.result = "", None, None
+            self.name, self.operands, self.result = "", None, None  # frees the memory of the last ones
             operands = task.make_operands()
-            call = task.call._replace(dtype=torch.float32)
-            exact_task = replace(task, example=replace(task.example, call=call))
-            first, second, bias = (None if each is None else each.float() for each in operands)
-            assert first is not None
-            assert second is not None
-            result = exact_task.run_by_pytorch((first, second, bias))
+            result = task.compute_reference(operands)
             self.name, self.operands, self.result = task.name, operands, result
         return self.operands, self.result
 
@@ -81,52 +120,51 @@ def measure_product(job: ProductJob, reference: Reference) -> ProductResult:
 
     try:
         operands, expected = reference.update(task)
-        entry = make_entry(job.kernel)
-        error, problem = check_kernel(task, entry, operands, expected)
+        calls = task.make_calls(job.kernel, operands)
+        error, problem = calls.check(expected)
         if problem:
             return ProductResult(make_result(error=ErrorKind.WRONG_ANSWER, message=problem, relative_error=error))
-        call_seconds = seconds = _time_entry(task, entry, operands)
-        if job.kernel.program.num_prepack_kernels and task.product != WGRAD:
-            seconds = _time_packed(task, entry, operands)
+        call_seconds = seconds = time_call(calls.run, task.torch_device)
+        if calls.run_packed:
+            seconds = time_call(calls.run_packed, task.torch_device)
     except (Error, RuntimeError) as failure:
         return ProductResult(make_result(error=ErrorKind.RUNTIME, message=describe_error(failure)))
     return ProductResult(make_result(times=(seconds,), relative_error=error), call_seconds)
 
 
-def _time_entry(task: ProductTask, entry: TableEntry, operands: Operands) -> float:
-    return time_call(lambda: run_with_stats(task.product, task.call, entry, *operands), task.call.device)
-
-
-def _time_packed(task: ProductTask, entry: TableEntry, operands: Operands) -> float:
-    """Return the seconds of a kernel without the packing of its weight, which is then packed once."""
-    first, weight, bias = operands
-    weight = weight.clone()
-    operator.register_weight_refresh(weight, lambda: None)  # a weight with a known lifetime is not packed in each call
-    return _time_entry(task, entry, (first, weight, bias))
-
-
 def main(connection: Connection) -> None:
-    """Serve measurements: answer `ProductRunnerSetup` with None or an error text, and each job with its result."""
+    """Serve measurements: answer `ProductRunnerSetup` with None or an error text, and each job with its result.
+
+    An optional first message is a device, which is initialized before the setup arrives.
+    """
     reference = Reference()
     torch.backends.cudnn.allow_tf32 = torch.backends.cuda.matmul.allow_tf32 = False  # for the references
     torch.set_grad_enabled(False)
     for message in iterate_messages(connection):
+        if isinstance(message, torch.device):
+            with contextlib.suppress(RuntimeError):  # the answer to `ProductRunnerSetup` reports errors
+                _initialize(message)
+            continue
         if isinstance(message, ProductRunnerSetup):
             try:
-                if message.torch_device.type == "cuda":
-                    torch.cuda.set_device(message.torch_device)
-                ones = torch.ones(1, 8, 8, 8, device=message.torch_device)
-                torch.conv2d(ones, ones).sum().item()  # loads cuDNN, which no kernel's time limit has to include
+                _initialize(message.torch_device)
             except RuntimeError as error:
                 connection.send(describe_error(error))
                 return
             connection.send(None)
             continue
         answer = measure_product(message, reference)
-        if answer.result.error is ErrorKind.RUNTIME and not _is_usable(message.task.call.device):
+        if answer.result.error is ErrorKind.RUNTIME and not _is_usable(message.task.torch_device):
             connection.send(FinalMessage(answer))  # a kernel fault made the GPU unusable for this process
             return
         connection.send(answer)
+
+
+def _initialize(torch_device: torch.device) -> None:
+    if torch_device.type == "cuda":
+        torch.cuda.set_device(torch_device)
+    ones = torch.ones(1, 8, 8, 8, device=torch_device)
+    torch.conv2d(ones, ones).sum().item()  # loads cuDNN, which no kernel's time limit has to include
 
 
 def _is_usable(torch_device: torch.device) -> bool:

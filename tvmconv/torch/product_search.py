@@ -1,16 +1,18 @@
-"""The search of kernels for all products of a training step at once, within one time limit.
+"""The search of kernels for all layers of a model at once, or all products of a training step, within one time limit.
 
 A search of one workload after another leaves processes idle at the end of each, and a step of a ResNet-50 has some 90
 products. Here the builder processes always have configs of the products that promise most, and one process checks and
-times what they have built.
+times what they have built. A product is one convolution of a model for inference, or one of the three convolutions that
+a layer needs in training.
 
 1. Each product gets its first configs, one at a time: the best ones of logs, predictions, defaults, and those with
-   which its schedules start. The products that take most of the step's time come first.
-2. The remaining time goes to the products with the largest difference to the roofline's time in the step per trial so
+   which its schedules start. The products that take most of the model's time come first. This ends for a product with
+   `NUM_FIRST_TRIALS` trials, or with a kernel that is faster than PyTorch.
+2. The remaining time goes to the products with the largest difference to the roofline's time in the model per trial so
    far. Their next configs are neighbours of their fastest ones.
 
-Times include the packing of a weight, which is part of each call in training. Measurements are appended to the log, and
-those of earlier calls count.
+Times in training include the packing of a weight, which is part of each call there. Measurements are appended to the
+log, and those of earlier calls count.
 """
 
 from __future__ import annotations
@@ -20,7 +22,7 @@ import math
 import time
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from itertools import count, islice
 from multiprocessing.connection import wait
 
@@ -54,8 +56,7 @@ from tvmconv.measure.workers.supervisor import Job, SupervisedWorker, WorkerLimi
 from tvmconv.search.candidate_lists import ListedConfig, list_first_configs, list_neighbors
 from tvmconv.target import UNKNOWN_TARGET
 from tvmconv.torch.kernels import AvailableKernel
-from tvmconv.torch.product_runner import ProductJob, ProductResult, ProductRunnerSetup
-from tvmconv.torch.product_task import ProductTask
+from tvmconv.torch.product_runner import ProductJob, ProductResult, ProductRunnerSetup, SearchTask
 from tvmconv.workloads import Workload
 
 RUNNER_MODULE = "tvmconv.torch.product_runner"
@@ -80,14 +81,14 @@ class SearchedKernel:
 
     config: ListedConfig
     program: Executable
-    seconds: float  # of a call with the packing of its weight
+    seconds: float  # of a call; in training with the packing of its weight
 
 
 @dataclass
 class SearchedProduct:
     """A product, the configs to try for it, and its fastest kernels."""
 
-    task: ProductTask
+    task: SearchTask
     workload: Workload
     bound_seconds: float  # at the device's peak rates
     candidates: deque[ListedConfig] = field(default_factory=deque)
@@ -98,6 +99,7 @@ class SearchedProduct:
     num_trials: int = 0  # of this search and of the log
     num_since_best: int = 0  # trials since the fastest one
     num_in_flight: int = 0  # configs that are built or timed
+    untimed: list[tuple[ListedConfig, Executable]] = field(default_factory=list)  # kernels for which time was too short
     is_listed: bool = False  # whether its first configs were listed
     is_listing: bool = False  # whether a builder process lists configs
     reason: str = ""  # why the last kernel failed
@@ -138,13 +140,19 @@ class SearchedProduct:
     @property
     def priority(self) -> tuple[int, float]:
         """Sort key; the product with the smallest one is advanced next."""
-        num_trials, num_calls = self.num_trials + self.num_in_flight, len(self.task.paths)
+        num_trials, num_calls = self.num_trials + self.num_in_flight, self.task.num_calls
         times = [each.seconds for each in self.kernels]
         times += [self.task.pytorch_seconds] if self.task.pytorch_seconds is not None else []
         seconds = min(times, default=UNKNOWN_RATIO * self.bound_seconds)
-        if num_trials < NUM_FIRST_TRIALS:
+        if num_trials < NUM_FIRST_TRIALS and not self.is_faster_than_pytorch:
             return num_trials, -num_calls * seconds
         return NUM_FIRST_TRIALS, -num_calls * max(seconds - self.bound_seconds, 0.0) / (1 + num_trials)
+
+    @property
+    def is_faster_than_pytorch(self) -> bool:
+        """Whether a kernel is known to be faster than PyTorch."""
+        pytorch_seconds = self.task.pytorch_seconds
+        return bool(self.kernels) and pytorch_seconds is not None and self.kernels[0].seconds < pytorch_seconds
 
 
 @dataclass(frozen=True)
@@ -170,7 +178,7 @@ class ProductSearch:
 
     def __init__(
         self,
-        tasks: Sequence[ProductTask],
+        tasks: Sequence[SearchTask],
         device: Device,
         torch_device: torch.device,
         log: Log,
@@ -195,7 +203,8 @@ class ProductSearch:
             preparation: Steps of work that needs the GPU alone. Kernels are built meanwhile, and timed after it.
         """
         num_workers = pool.resolve_num_workers(None)
-        pool.shared.prestart(RUNNER_MODULE, RUNNER_MODULE, 2)  # one replaces the other if a kernel ends it
+        # One process replaces the other if a kernel ends it.
+        pool.shared.prestart(RUNNER_MODULE, RUNNER_MODULE, 2, self._torch_device)
         builders = BuilderPool(self._make_builder_setup(), num_workers, BUILD_SECONDS)
         runner: SupervisedWorker | None = None
         try:
@@ -212,11 +221,14 @@ class ProductSearch:
                 if not (self._building or self._built or self._timing or self._find_next()):
                     break
                 seconds, num_products = self._deadline.remaining_seconds, len(self.products)
-                self._on_progress(f"{self._num_timed:,} configs of {num_products} products, {seconds:.0f} s left")
+                self._on_progress(f"{self._num_timed:,} configs of {num_products} workloads, {seconds:.0f} s left")
         finally:
             builders.close()
             if runner:
                 runner.close()
+        for build, built in self._built:
+            assert built.executable is not None
+            build.product.untimed.append((build.config, built.executable))
         for _ in preparation:
             pass
 
@@ -299,7 +311,7 @@ class ProductSearch:
             except HostError as error:
                 self._on_progress(f"no search: {error}")
                 return False
-            pool.shared.prestart(RUNNER_MODULE, RUNNER_MODULE, 1)
+            pool.shared.prestart(RUNNER_MODULE, RUNNER_MODULE, 1, self._torch_device)
         while runner.num_free_slots and self._built:
             build, built = self._built.popleft()
             assert built.executable is not None
@@ -309,8 +321,7 @@ class ProductSearch:
             )
             tag = next(self._tags)
             self._timing[tag] = build, built
-            task = replace(build.product.task, paths=[], entry=None)
-            runner.submit(Job(tag, ProductJob(task, kernel)))
+            runner.submit(Job(tag, ProductJob(build.product.task.strip(), kernel)))
         return True
 
     def _finish_run(self, build: _Build, built: BuilderResult, answer: ProductResult) -> None:
@@ -344,7 +355,13 @@ class ProductSearch:
         product.reason = reason
 
 
-def _make_products(tasks: Sequence[ProductTask], device: Device, record_index: RecordIndex) -> list[SearchedProduct]:
+def prestart_search(torch_device: torch.device) -> None:
+    """Start the processes of a search before it begins; call it in a block of `keep_workers_alive`."""
+    pool.shared.prestart(RUNNER_MODULE, RUNNER_MODULE, 1, torch_device)  # first, as builders wait for TVM's loading
+    pool.shared.prestart(pool.BUILDER_MODULE, pool.BUILDER_MODULE, pool.resolve_num_workers(None))
+
+
+def _make_products(tasks: Sequence[SearchTask], device: Device, record_index: RecordIndex) -> list[SearchedProduct]:
     """Return the products to search, whose first candidates are the fastest configs of logs."""
     target = device.target or UNKNOWN_TARGET
     products: dict[str, SearchedProduct] = {}

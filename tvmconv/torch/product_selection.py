@@ -16,7 +16,6 @@ import torch
 from tvmconv.arithmetic import ceil_div
 from tvmconv.deadline import Deadline
 from tvmconv.errors import Error
-from tvmconv.measure.workers import pool
 from tvmconv.measure.workers.pool import keep_workers_alive, resolve_num_workers
 from tvmconv.target import UNKNOWN_TARGET
 from tvmconv.torch.batch_norm_operators import batch_norm_stats
@@ -25,7 +24,7 @@ from tvmconv.torch.conv_operators import run_forward, run_forward_with_stats, ru
 from tvmconv.torch.kernel_table import TableEntry, table
 from tvmconv.torch.kernels import BUILD_SECONDS, AvailableKernel, KernelProvider
 from tvmconv.torch.normalization import NormalizationExample
-from tvmconv.torch.product_search import ProductSearch, describe_failure, list_kept_kernels
+from tvmconv.torch.product_search import ProductSearch, describe_failure, list_kept_kernels, prestart_search
 from tvmconv.torch.product_task import Operands, ProductTask, check_kernel, make_entry
 from tvmconv.torch.report import PYTORCH_NAME
 from tvmconv.torch.selection import NO_TIME_REASON, ChooseMode, kernels_deadline
@@ -67,7 +66,7 @@ class ProductSelector:
                     self._search(supported, search_deadline, timings)
                 for _ in timings:
                     pass
-                self._provider.find_kernels(self._compute_weights(supported), deadline, derived, searches=False)
+                self._provider.find_kernels(self._compute_weights(supported), deadline, derived)
             self._timing_cache.is_awake = False
             # Products with statistics are compared with forward passes, which are selected before them.
             for task in sorted(
@@ -82,7 +81,7 @@ class ProductSelector:
         """Search kernels, and give them to the provider; PyTorch is timed while the first ones are built."""
         provider = self._provider
         log = provider.open_log()
-        pool.shared.prestart(pool.BUILDER_MODULE, pool.BUILDER_MODULE, resolve_num_workers(None))
+        prestart_search(provider.torch_device)
         search = ProductSearch(
             [task for task in tasks if task.product != FORWARD_STATS],
             *(provider.device, provider.torch_device, log, provider.read_record_index(self._deadline)),
@@ -92,7 +91,7 @@ class ProductSelector:
         for product in search.products:
             kernels = list_kept_kernels(product)
             for kernel in kernels:
-                provider.add_searched_kernel(product.workload, *kernel.config, kernel.program)
+                provider.add_searched_kernel(product.workload, *kernel.config, kernel.program, kernel.seconds)
             if not product.num_trials:
                 provider.unsearched_workloads.append(product.workload.text)
             if not kernels:

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import torch
 
 from tvmconv.errors import WorkloadError
+from tvmconv.torch import operator
+from tvmconv.torch.accuracy import TOLERANCE_FACTOR, compute_relative_error
 from tvmconv.torch.conv_call import (
     DGRAD,
     FORWARD,
@@ -27,8 +30,8 @@ from tvmconv.torch.conv_operators import (
 from tvmconv.torch.kernel_table import RecordedCall, TableEntry
 from tvmconv.torch.kernels import AvailableKernel
 from tvmconv.torch.normalization import compute_stats_error
+from tvmconv.torch.product_runner import KernelCalls
 from tvmconv.torch.rounding import MEAN_TRUNCATION_LOSS
-from tvmconv.torch.selection import TOLERANCE_FACTOR, compute_relative_error
 from tvmconv.torch.signature import ConvSignature, parse_signature
 from tvmconv.workloads import dtypes
 from tvmconv.workloads.conv_operator import ConvOperator
@@ -62,6 +65,20 @@ class ProductTask:
         strides = self.example.x_stride, self.example.weight_stride, self.example.bias_dtype
         return f"{self.product} {self.workload.text if self.workload else ''} {strides}"
 
+    @property
+    def num_calls(self) -> float:
+        """Number of calls in the model."""
+        return len(self.paths)
+
+    @property
+    def torch_device(self) -> torch.device:
+        """Device of the operands."""
+        return self.call.device
+
+    def strip(self) -> ProductTask:
+        """Return a copy for another process, without paths and launchers."""
+        return replace(self, paths=[], entry=None)
+
     def make_operands(self) -> Operands:
         """Return random operands in the order of PyTorch's operator."""
         call = self.call
@@ -84,6 +101,32 @@ class ProductTask:
         if self.product == WGRAD:
             return compute_wgrad_by_pytorch(self.call, first, second)
         return convolve_by_pytorch(self.call, first, second, bias)
+
+    def compute_reference(self, operands: Operands) -> torch.Tensor:
+        """Compute the product by PyTorch in float32."""
+        call = self.call._replace(dtype=torch.float32)
+        exact_task = replace(self, example=replace(self.example, call=call))
+        first, second, bias = (None if each is None else each.float() for each in operands)
+        assert first is not None
+        assert second is not None
+        return exact_task.run_by_pytorch((first, second, bias))
+
+    def make_calls(self, kernel: AvailableKernel, operands: Operands) -> KernelCalls:
+        """Return the calls of a kernel; raise Error or RuntimeError if it cannot be loaded."""
+        entry = make_entry(kernel)
+
+        def run(operands: Operands) -> object:
+            return run_with_stats(self.product, self.call, entry, *operands)
+
+        run_packed = None
+        if kernel.program.num_prepack_kernels and self.product != WGRAD:
+            first, weight, bias = operands
+            weight = weight.clone()
+            operator.register_weight_refresh(weight, lambda: None)  # a weight with a known lifetime is packed once
+            run_packed = functools.partial(run, (first, weight, bias))
+        return KernelCalls(
+            lambda expected: check_kernel(self, entry, operands, expected), lambda: run(operands), run_packed
+        )
 
 
 def _make_random(shape: Sequence[int], stride: Sequence[int], call: ConvCall) -> torch.Tensor:

@@ -99,8 +99,8 @@ class ModelQuantizer:
             try:
                 layer = QuantizedConv(module, dtype, _get_output_dtype(site), self._scales[node.args[0]])
                 self.float_output_texts[id(module)] = make_quantized_text(site, layer, self.options)
-            except (WorkloadError, ModelError) as error:
-                self.reasons[id(module)] = str(error)
+            except (WorkloadError, ModelError) as problem:
+                self.reasons[id(module)] = str(problem)
             else:
                 layers[node] = layer
         for node, error in measure_errors(self._model, self._partitions, self.options, layers).items():

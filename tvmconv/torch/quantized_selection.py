@@ -12,11 +12,12 @@ from tvmconv.deadline import Deadline
 from tvmconv.errors import Error
 from tvmconv.measure.workers.pool import keep_workers_alive
 from tvmconv.torch import operator
+from tvmconv.torch.accuracy import compute_relative_error
 from tvmconv.torch.eight_bit_rounding import round_to_8_bits
 from tvmconv.torch.kernels import AvailableKernel, KernelProvider
 from tvmconv.torch.quantization import ModelQuantizer, QuantizedSite
 from tvmconv.torch.quantized_layer import Quantize
-from tvmconv.torch.selection import NO_TIME_REASON, ChooseMode, compute_relative_error
+from tvmconv.torch.selection import NO_TIME_REASON, ChooseMode
 from tvmconv.torch.signature import lay_out, parse_signature
 from tvmconv.torch.timing import TimingCache
 from tvmconv.workloads import parse
@@ -83,7 +84,7 @@ class QuantizedSelector:
         with keep_workers_alive():
             provider.adopt_configs(siblings, self._deadline)
             others = {text: 1.0 for text in missing if text not in siblings}
-            provider.find_kernels(others, self._deadline, searches=False)
+            provider.find_kernels(others, self._deadline)
 
     def _select(self, site: QuantizedSite) -> QuantizedSelection:
         """Measure a convolution, unless an equal one was measured."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import time
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Literal, cast, get_args
 
@@ -15,6 +15,7 @@ from tvmconv.deadline import Deadline
 from tvmconv.errors import Error, TuningError
 from tvmconv.search.time_budget import sort_by_cost
 from tvmconv.torch import operator
+from tvmconv.torch.accuracy import TOLERANCE_FACTOR, compute_relative_error
 from tvmconv.torch.fusion import ConvSite
 from tvmconv.torch.kernels import AvailableKernel, KernelProvider
 from tvmconv.torch.model import Optimized
@@ -28,9 +29,10 @@ OTHER_INPUTS_NOTE = (
     "PyTorch computes inputs of other shapes and dtypes, on other devices, in training mode, or with gradients."
 )
 NO_TIME_REASON = "not compared: no time left"
-COMPARE_SECONDS = {"cuda": 0.15, "cpu": 1.0}  # approximate time of two timings and a check of a layer
+COMPARE_SECONDS = {"cuda": 0.05, "cpu": 1.0}  # approximate time of the check of a layer, on the CPU with two timings
+PYTORCH_TIMING_FRACTION = 0.2  # of the time until the deadline, for PyTorch's times, which order the search
+CLOSE_RATIO = 0.1  # relative difference of two times below which both are measured again, one after the other
 ChooseMode = Literal["fastest", "tuned"]
-TOLERANCE_FACTOR = 4.0  # of the dtype's tolerance: PyTorch's result errs too, and is rounded between operations
 
 
 def validate_choice(choose: str) -> ChooseMode:
@@ -64,8 +66,10 @@ class _Selection:
 class KernelSelector:
     """A selector that decides what runs each layer.
 
-    The mode "fastest" selects what is measured to be faster, "tuned" selects every correct kernel. After the deadline,
-    only the most promising kernel of each layer is compared; layers that would pass its cut-off are left to PyTorch.
+    The mode "fastest" selects what is measured to be faster, "tuned" selects every correct kernel. On a GPU, the time
+    of a kernel is that of the search which found it. Only if it is close to PyTorch's, both are measured again, in
+    turns. After the deadline, only the most promising kernel of each layer is compared; layers that would pass its
+    cut-off are left to PyTorch.
     """
 
     def __init__(
@@ -79,16 +83,45 @@ class KernelSelector:
         self._tuned_ids: set[int] = set()  # of the modules that kernels compute
         self._kernel_digests: list[str] = []
         self._selections: dict[str, _Selection] = {}
+        self.pytorch_seconds: dict[str, float] = {}  # of a layer by the text of its workload
+
+    def iterate_pytorch_timings(self, sites: Sequence[ConvSite], counts: Mapping[str, int]) -> Iterator[None]:
+        """Time one layer with PyTorch in each step, those that cost most first; most of the time is left for others.
+
+        On the CPU there are no steps, because other processes would disturb the timings.
+        """
+        if self._provider.torch_device.type != "cuda":
+            return
+        seconds = PYTORCH_TIMING_FRACTION * self._deadline.remaining_seconds
+        deadline = self._deadline.reserve_seconds(self._deadline.remaining_seconds - seconds)
+        for index in self._sort_by_cost(sites, counts):
+            site = sites[index]
+            if site.module is None or site.workload_text in self.pytorch_seconds:
+                continue
+            if deadline.has_passed:
+                return
+            arguments = make_random_arguments(site)
+            with torch.no_grad(), use_cudnn_heuristics():
+                self.pytorch_seconds[site.workload_text] = self._time_pytorch(site, arguments)
+            yield
+
+    def _time_pytorch(self, site: ConvSite, arguments: Sequence[torch.Tensor], *, again: bool = False) -> float:
+        """Return the seconds of a layer by PyTorch."""
+        get_seconds = self._timing_cache.measure if again else self._timing_cache.get_seconds
+        return get_seconds(f"PyTorch: {_make_key(site)}", lambda: site.module.run_eager(*arguments))
+
+    def _sort_by_cost(self, sites: Sequence[ConvSite], counts: Mapping[str, int]) -> list[int]:
+        """Return the indices of the sites, those first whose workloads cost most in the model."""
+        by_cost = sort_by_cost({parse(text): count for text, count in counts.items()}, self._provider.device)
+        ranks = {workload.text: rank for rank, workload in enumerate(by_cost)}
+        return sorted(range(len(sites)), key=lambda index: ranks.get(sites[index].workload_text, len(ranks)))
 
     def select_all(self, sites: Sequence[ConvSite], counts: Mapping[str, int]) -> tuple[LayerReport, ...]:
         """Decide what runs each convolution, those that cost most first; return their reports in the given order.
 
         `counts` are the numbers of layers by workload text.
         """
-        by_cost = sort_by_cost({parse(text): count for text, count in counts.items()}, self._provider.device)
-        ranks = {workload.text: rank for rank, workload in enumerate(by_cost)}
-        order = sorted(range(len(sites)), key=lambda index: ranks.get(sites[index].workload_text, len(ranks)))
-        reports = {index: self._select(sites[index]) for index in order}
+        reports = {index: self._select(sites[index]) for index in self._sort_by_cost(sites, counts)}
         return tuple(reports[index] for index in range(len(sites)))
 
     def note_tuned(self, module: torch.nn.Module, digest: str) -> None:
@@ -124,9 +157,7 @@ class KernelSelector:
         if text not in self._provider.available:
             return replace(report, reason=self._provider.failure_reasons.get(text, ""))
         started_at = time.monotonic()
-        metadata = [site.input_metadata, *([site.residual_metadata] if site.residual_metadata else [])]
-        arguments = [tensor_metadata.make_random_like() for tensor_metadata in metadata]
-        key = f"{text}, {site.input_metadata}, {site.residual_metadata}, {site.former_names}"
+        arguments, key = make_random_arguments(site), _make_key(site)
         selection = self._selections.get(key)
         if self._deadline.cut_off.remaining_seconds <= (0.0 if selection else self._selection_seconds):
             self.num_omitted += 1
@@ -136,7 +167,7 @@ class KernelSelector:
                 expected = module(*arguments)
             if selection is None:
                 is_first = not self._selections
-                selection = self._selections[key] = self._measure(site, key, arguments, expected)
+                selection = self._selections[key] = self._measure(site, arguments, expected)
                 elapsed = time.monotonic() - started_at
                 self._selection_seconds = elapsed if is_first else max(self._selection_seconds, elapsed)
             report = replace(
@@ -155,19 +186,17 @@ class KernelSelector:
         self._kernel_digests.append(f"{site.path} {kernel.digest}")
         return replace(report, implementation=kernel.schedule, config_source=kernel.config_source)
 
-    def _measure(
-        self, site: ConvSite, key: str, arguments: Sequence[torch.Tensor], expected: torch.Tensor
-    ) -> _Selection:
+    def _measure(self, site: ConvSite, arguments: Sequence[torch.Tensor], expected: torch.Tensor) -> _Selection:
         """Time PyTorch and the kernels of a layer; select the fastest kernel that is correct."""
         module, torch_device = site.module, self._provider.torch_device
-        selection = _Selection(self._timing_cache.get_seconds(f"PyTorch: {key}", lambda: module(*arguments)))
+        selection = _Selection(self._time_pytorch(site, arguments))
         for number, kernel in enumerate(self._provider.available[site.workload_text]):
             if self._deadline.cut_off.has_passed or (number and self._deadline.has_passed):
                 break
             was_installed = operator.is_kernel_installed(kernel.name, torch_device)
             problem = self._try_kernel(site, kernel, arguments, expected)
             if not problem:
-                seconds = self._timing_cache.get_seconds(f"{kernel.digest}: {key}", lambda: module(*arguments))
+                seconds = self._time_kernel(site, kernel, arguments, selection)
                 if selection.tvmconv_seconds is None or seconds < selection.tvmconv_seconds:
                     selection.tvmconv_seconds, selection.kernel, selection.reason = seconds, kernel, ""
             elif selection.kernel is None:
@@ -182,6 +211,25 @@ class KernelSelector:
         if is_slower and self._choose_mode == "fastest":
             selection.kernel, selection.reason = None, "PyTorch is no slower"
         return selection
+
+    def _time_kernel(
+        self, site: ConvSite, kernel: AvailableKernel, arguments: Sequence[torch.Tensor], selection: _Selection
+    ) -> float:
+        """Return the seconds of a layer by an assigned kernel; where they are close to PyTorch's, update those, too."""
+        name, timing_cache = f"{kernel.digest}: {_make_key(site)}", self._timing_cache
+        is_new = not timing_cache.has_seconds(name)
+        if is_new and kernel.seconds is not None and not _converts(site, arguments):
+            timing_cache.add(name, kernel.seconds)
+
+        def run() -> object:
+            return site.module(*arguments)
+
+        seconds = timing_cache.get_seconds(name, run)
+        is_close = abs(seconds / selection.pytorch_seconds - 1) < CLOSE_RATIO
+        if is_new and is_close and not self._deadline.has_passed and self._choose_mode == "fastest":
+            selection.pytorch_seconds = self._time_pytorch(site, arguments, again=True)
+            seconds = timing_cache.measure(name, run)
+        return seconds
 
     def _try_kernel(
         self, site: ConvSite, kernel: AvailableKernel, arguments: Sequence[torch.Tensor], expected: torch.Tensor
@@ -240,7 +288,20 @@ def count_workloads(sites: Sequence[ConvSite]) -> Counter[str]:
     return Counter(site.workload_text for site in sites if site.workload_text)
 
 
-def compute_relative_error(output: torch.Tensor, expected: torch.Tensor) -> float:
-    """Return the relative L2 difference ‖output - expected‖ / ‖expected‖; the absolute one if `expected` is zero."""
-    norm = float(expected.double().norm())
-    return float((output.double() - expected.double()).norm()) / norm if norm else float(output.double().norm())
+def make_random_arguments(site: ConvSite) -> list[torch.Tensor]:
+    """Return random inputs of a layer."""
+    metadata = [site.input_metadata, *([site.residual_metadata] if site.residual_metadata else [])]
+    return [tensor_metadata.make_random_like() for tensor_metadata in metadata]
+
+
+def _make_key(site: ConvSite) -> str:
+    """Return a text that is equal for layers with equal times."""
+    return f"{site.workload_text}, {site.input_metadata}, {site.residual_metadata}, {site.former_names}"
+
+
+def _converts(site: ConvSite, arguments: Sequence[torch.Tensor]) -> bool:
+    """Return whether a layer converts its inputs before the kernel reads them, or runs on the CPU."""
+    x, *residuals = arguments
+    signature = parse_signature(site.workload_text)
+    read = [signature.to_input_layout(x.to(signature.dtype)), *map(signature.to_output_layout, residuals)]
+    return not x.is_cuda or any(a.data_ptr() != b.data_ptr() for a, b in zip(arguments, read, strict=True))

@@ -1,0 +1,13 @@
+"""The difference of results from PyTorch's, and how large it may be."""
+
+from __future__ import annotations
+
+import torch
+
+TOLERANCE_FACTOR = 4.0  # of the dtype's tolerance: PyTorch's result errs too, and is rounded between operations
+
+
+def compute_relative_error(output: torch.Tensor, expected: torch.Tensor) -> float:
+    """Return the relative L2 difference ‖output - expected‖ / ‖expected‖; the absolute one if `expected` is zero."""
+    norm = float(expected.double().norm())
+    return float((output.double() - expected.double()).norm()) / norm if norm else float(output.double().norm())

@@ -1,0 +1,70 @@
+"""The search of kernels for the layers of a model for inference, all at once, and its results for a provider."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+
+from tvmconv.deadline import Deadline
+from tvmconv.measure.workers.pool import keep_workers_alive
+from tvmconv.torch.kernels import KernelProvider
+from tvmconv.torch.layer_task import LayerTask
+from tvmconv.torch.product_search import NUM_FIRST_TRIALS, ProductSearch, prestart_search
+
+
+def find_layer_kernels(
+    provider: KernelProvider,
+    counts: Mapping[str, int],
+    deadline: Deadline | None,
+    pytorch_timings: Iterable[None] = (),
+    pytorch_seconds: Mapping[str, float] | None = None,
+) -> None:
+    """Find kernels for each workload: of a search for those that the log does not cover, or else as the provider does.
+
+    Args:
+        provider: Source of kernels, to which those of the search are added.
+        counts: Numbers of layers by workload text.
+        deadline: End of the search and of builds; None for no search.
+        pytorch_timings: Steps of PyTorch's timings, which need the GPU alone. Kernels are built meanwhile.
+        pytorch_seconds: Seconds of PyTorch by workload text, which these steps may add to.
+    """
+    timings = iter(pytorch_timings)
+    with keep_workers_alive():
+        if deadline is not None:
+            _search(provider, counts, deadline, timings, {} if pytorch_seconds is None else pytorch_seconds)
+        for _ in timings:
+            pass
+        provider.find_kernels(counts, deadline)
+
+
+def _search(
+    provider: KernelProvider,
+    counts: Mapping[str, int],
+    deadline: Deadline,
+    pytorch_timings: Iterator[None],
+    pytorch_seconds: Mapping[str, float],
+) -> None:
+    """Search the workloads that the log does not cover, and add the fastest kernel of each to the provider."""
+    log = provider.open_log()
+    texts = provider.list_uncovered(counts, NUM_FIRST_TRIALS)
+    if not texts or deadline.has_passed:
+        provider.unsearched_workloads += texts
+        return
+    prestart_search(provider.torch_device)
+    tasks = [LayerTask(text, provider.torch_device, counts[text], pytorch_seconds) for text in texts]
+    search = ProductSearch(
+        *(tasks, provider.device, provider.torch_device, log, provider.read_record_index(deadline)),
+        *(deadline, provider.report_progress),
+    )
+    search.run(pytorch_timings)
+    for product in search.products:
+        text = product.workload.text
+        for kernel in product.kernels[:1]:
+            provider.add_searched_kernel(product.workload, *kernel.config, kernel.program, kernel.seconds)
+        if not product.num_trials:
+            provider.unsearched_workloads.append(text)
+        if not product.kernels:
+            for config, program in product.untimed:
+                provider.add_searched_kernel(product.workload, *config, program)
+            if product.reason:
+                provider.failure_reasons[text] = product.reason
+    provider.forget_record_index()
