@@ -107,6 +107,18 @@ def test_neighbours_are_all_legal_points_one_knob_away():
     assert rows(space.list_neighbors(here)) == expected
 
 
+def test_neighbours_of_several_points_are_those_of_each():
+    points = SMALL.slice_points(3, 5)
+    for point, neighbours in zip(points, SMALL.list_neighbors_of_each(points), strict=True):
+        assert neighbours.tolist() == SMALL.list_neighbors(point).tolist()
+
+
+@pytest.mark.parametrize("is_met", [True, False])
+def test_a_condition_may_return_one_bool_for_all_configs(is_met):
+    space = space_of(*SMALL.knobs.values(), constraints=[Constraint("as the workload is", lambda c: is_met)])
+    assert space.is_legal(SMALL.enumerated_legal).tolist() == [is_met] * SMALL.size
+
+
 def nearest(config, space=SMALL):
     return space.config_from_point(space.project(config))
 

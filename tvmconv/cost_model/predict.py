@@ -105,5 +105,5 @@ def candidate_points(
     configs = [space.default, *nearest_configs, *schedule_model.portfolio]
     points = remove_duplicate_points(np.stack([space.project(config) for config in configs]))
     is_legal = space.is_legal(points)
-    neighbors = [space.list_neighbors(point)[:MAX_NEIGHBORS] for point in points[~is_legal]]
+    neighbors = [each[:MAX_NEIGHBORS] for each in space.list_neighbors_of_each(points[~is_legal])]
     return remove_duplicate_points(np.concatenate([points[is_legal], *neighbors]))

@@ -197,7 +197,7 @@ class Space:
         indices, options = np.arange(len(points)), np.ascontiguousarray(points.T)
         columns = _LazyColumns(self.knobs, options)
         for predicate in predicates:
-            passing = np.flatnonzero(predicate(columns))
+            passing = np.flatnonzero(np.broadcast_to(predicate(columns), len(indices)))  # some return one bool for all
             if len(passing) < len(indices):  # most points fail early, so that later constraints are evaluated on fewer
                 indices, options = indices[passing], options.take(passing, axis=1)
                 columns = _LazyColumns(self.knobs, options)
@@ -235,17 +235,20 @@ class Space:
 
     def list_neighbors(self, point: np.ndarray) -> np.ndarray:
         """Return the legal points that differ from `point` in one knob: (n, knobs)."""
-        changes = [
-            (knob_index, option)
-            for knob_index, size in enumerate(self.sizes)
-            for option in range(size)
-            if option != point[knob_index]
-        ]
-        points = np.repeat(point[None, :], len(changes), axis=0)
-        if changes:
-            knob_indices, options = np.array(changes).T
-            points[np.arange(len(changes)), knob_indices] = options
-        return points[self.is_legal(points)]
+        (neighbors,) = self.list_neighbors_of_each(point[None])
+        return neighbors
+
+    def list_neighbors_of_each(self, points: np.ndarray) -> list[np.ndarray]:
+        """Return the neighbors of each of several points, as `list_neighbors` does; all are checked at once."""
+        options = [(index, option) for index, size in enumerate(self.sizes) for option in range(size)]
+        if not options or not len(points):
+            return [np.empty((0, len(self.knobs)), dtype=np.int32) for _ in points]
+        knob_indices, values = np.array(options).T
+        changed = np.repeat(points[:, None], len(options), axis=1)  # (points, options, knobs)
+        changed[:, np.arange(len(options)), knob_indices] = values
+        is_neighbor = points[:, knob_indices] != values
+        is_neighbor[is_neighbor] = self.is_legal(changed[is_neighbor])
+        return [rows[flags] for rows, flags in zip(changed, is_neighbor, strict=True)]
 
     def compute_features(self, points: np.ndarray) -> tuple[np.ndarray, tuple[str, ...]]:
         """Return the features from which a cost model learns. A split gives the logarithm of each factor and of its

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import math
 from typing import TYPE_CHECKING, ClassVar
 
@@ -336,6 +337,7 @@ class ConvGeometry(Workload):
         return sum(count * size for count, size in zip(elements, sizes, strict=True))
 
 
+@functools.lru_cache(maxsize=1024)  # schedules compute the bytes of a workload for each config
 def _count_used(
     stored_size: int, factor: int, kernel: int, output_size: int, stride: int, dilation: int, pad_low: int
 ) -> tuple[int, int]:
