@@ -54,7 +54,7 @@ def clock(monkeypatch):
 
     monkeypatch.setattr(time, "monotonic", lambda: monotonic() + clock.added)
     monkeypatch.setattr(TimingCache, "get_seconds", timed)
-    monkeypatch.setattr(layer_search, "_search", lambda *_: None)
+    monkeypatch.setattr(layer_search, "_search", lambda *_: set())
     return clock
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from array import array
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from tvmconv.errors import RecordError
 from tvmconv.logs.header_scan import ScannedLine, parse_medians, scan_log
-from tvmconv.logs.lines import InvalidLines, read_line
+from tvmconv.logs.lines import InvalidLines, read_line, translate_os_errors
 from tvmconv.logs.record import ErrorKind, Record, RecordKey
 from tvmconv.workloads import Workload
 
@@ -94,6 +94,21 @@ def index_log(path: Path, invalid_lines: InvalidLines, workload: Workload | None
     for line, scanned in scan_log(path, invalid_lines, indexer.index_of_key, workload):
         scanned.header.add_scanned(scanned, line.offset)
     return indexer.indexes
+
+
+def index_unchanged_log(path: Path) -> Mapping[RecordKey, LogIndex]:
+    """Return the index of a whole log as `index_log` does; that of the last call if the log has not changed since."""
+    with translate_os_errors(path, "read"):
+        status = path.stat()
+    version = status.st_size, status.st_mtime_ns
+    known_version, indexes = _indexes_by_path.get(path, (None, {}))
+    if version != known_version:
+        indexes = index_log(path, InvalidLines())
+        _indexes_by_path[path] = version, indexes
+    return indexes
+
+
+_indexes_by_path: dict[Path, tuple[tuple[int, int], Mapping[RecordKey, LogIndex]]] = {}
 
 
 def index_records(records: Iterable[Record]) -> dict[RecordKey, LogIndex]:

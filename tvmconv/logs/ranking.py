@@ -25,7 +25,7 @@ import numpy as np
 
 from tvmconv.devices import Device
 from tvmconv.errors import Error
-from tvmconv.logs.index import LogIndex, index_log, index_records
+from tvmconv.logs.index import LogIndex, index_log, index_records, index_unchanged_log
 from tvmconv.logs.lines import InvalidLines
 from tvmconv.logs.record import Record, RecordKey
 from tvmconv.workloads import Workload
@@ -221,7 +221,10 @@ class RecordIndex:
 
 
 def _index_logs(paths: LogPaths, workload: Workload | None) -> KeyedIndexes:
-    return [item for path in list_log_files(paths) for item in index_log(path, InvalidLines(), workload).items()]
+    def index(path: Path) -> Mapping[RecordKey, LogIndex]:
+        return index_unchanged_log(path) if workload is None else index_log(path, InvalidLines(), workload)
+
+    return [item for path in list_log_files(paths) for item in index(path).items()]
 
 
 def _match_device(key: RecordKey, device: Device) -> tuple[DeviceMatch, float] | None:

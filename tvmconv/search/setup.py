@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import functools
 import math
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
@@ -14,7 +13,7 @@ from tvmconv.cost_model.recommend import make_prior, recommend_configs
 from tvmconv.cost_model.similarity import workload_distance
 from tvmconv.devices import Device
 from tvmconv.errors import KnobError, ScheduleError, ScheduleFailure
-from tvmconv.logs.index import LogIndex, index_log
+from tvmconv.logs.index import LogIndex, index_unchanged_log
 from tvmconv.logs.lines import InvalidLines
 from tvmconv.logs.log import read_records
 from tvmconv.logs.packaged import packaged_logs
@@ -161,12 +160,6 @@ def _read_transfer_trials(
                 yield schedule.space(other_workload, device.limits), records
 
 
-@functools.lru_cache(maxsize=256)
-def _index_unchanged_log(log: Path, size_bytes: int, modified_at: int) -> dict[RecordKey, LogIndex]:
-    """Return the index of a log as it is at a size and a time of modification, which later searches use again."""
-    return index_log(log, InvalidLines())
-
-
 def find_nearest_workload_configs(
     logs: Iterable[Path], workload: Workload, schedules: Sequence[str], device_kind: str, max_workloads: int
 ) -> list[tuple[str, Config]]:
@@ -177,8 +170,7 @@ def find_nearest_workload_configs(
         return []
     indexes: dict[tuple[str, Workload], list[tuple[RecordKey, LogIndex]]] = {}
     for log in logs:
-        status = log.stat()
-        for key, log_index in _index_unchanged_log(log, status.st_size, status.st_mtime_ns).items():
+        for key, log_index in index_unchanged_log(log).items():
             if key.schedule in schedules and key.target.split(maxsplit=1)[:1] == [device_kind]:
                 indexes.setdefault((key.schedule, key.workload), []).append((key, log_index))
     ranked_configs: list[tuple[int, str, Config]] = []

@@ -178,7 +178,8 @@ class KernelProvider:
             else:
                 batch.append((workload, Candidate(schedule, record.config, source, record.cost)))
         if batch:
-            self._build_batch(batch, deadline)
+            with keep_workers_alive():
+                self._build_batch(batch, deadline)
         if unmeasured:
             self.find_kernels(unmeasured, deadline, derived=unmeasured)
 
@@ -273,6 +274,9 @@ class KernelProvider:
 
     def _build_batch(self, batch: list[tuple[Workload, Candidate]], deadline: Deadline | None) -> None:
         """Build candidates; the first one of each workload may be built until the deadline's cut-off."""
+        if deadline and deadline.cut_off.has_passed:  # starting processes would take seconds
+            self.failure_reasons.update((workload.text, NO_TIME_MESSAGE) for workload, _ in batch)
+            return
         results = build_all(
             [BuilderInput(workload, candidate.schedule, candidate.config) for workload, candidate in batch],
             self.device,

@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping
 
 from tvmconv.deadline import Deadline
+from tvmconv.measure.builder import NO_TIME_MESSAGE
 from tvmconv.measure.workers.pool import keep_workers_alive
 from tvmconv.torch.kernels import KernelProvider
 from tvmconv.torch.layer_task import LayerTask
-from tvmconv.torch.product_search import NUM_FIRST_TRIALS, ProductSearch, prestart_search
+from tvmconv.torch.product_search import NUM_FIRST_TRIALS, ProductSearch, describe_failure, prestart_search
 
 
 def find_layer_kernels(
@@ -18,7 +19,7 @@ def find_layer_kernels(
     pytorch_timings: Iterable[None] = (),
     pytorch_seconds: Mapping[str, float] | None = None,
 ) -> None:
-    """Find kernels for each workload: of a search for those that the log does not cover, or else as the provider does.
+    """Find kernels for each workload: by a search for those that the log does not cover, else as the provider does.
 
     Args:
         provider: Source of kernels, to which those of the search are added.
@@ -29,11 +30,12 @@ def find_layer_kernels(
     """
     timings = iter(pytorch_timings)
     with keep_workers_alive():
+        searched: set[str] = set()
         if deadline is not None:
-            _search(provider, counts, deadline, timings, {} if pytorch_seconds is None else pytorch_seconds)
+            searched = _search(provider, counts, deadline, timings, {} if pytorch_seconds is None else pytorch_seconds)
         for _ in timings:
             pass
-        provider.find_kernels(counts, deadline)
+        provider.find_kernels({text: count for text, count in counts.items() if text not in searched}, deadline)
 
 
 def _search(
@@ -42,13 +44,17 @@ def _search(
     deadline: Deadline,
     pytorch_timings: Iterator[None],
     pytorch_seconds: Mapping[str, float],
-) -> None:
-    """Search the workloads that the log does not cover, and add the fastest kernel of each to the provider."""
+) -> set[str]:
+    """Search the workloads that the log does not cover, and add the fastest kernel of each to the provider.
+
+    Returns the texts of these workloads.
+    """
     log = provider.open_log()
     texts = provider.list_uncovered(counts, NUM_FIRST_TRIALS)
-    if not texts or deadline.has_passed:
+    if not texts or deadline.cut_off.has_passed:
         provider.unsearched_workloads += texts
-        return
+        provider.failure_reasons.update(dict.fromkeys(texts, NO_TIME_MESSAGE))
+        return set(texts)
     prestart_search(provider.torch_device)
     tasks = [LayerTask(text, provider.torch_device, counts[text], pytorch_seconds) for text in texts]
     search = ProductSearch(
@@ -65,6 +71,6 @@ def _search(
         if not product.kernels:
             for config, program in product.untimed:
                 provider.add_searched_kernel(product.workload, *config, program)
-            if product.reason:
-                provider.failure_reasons[text] = product.reason
+            provider.failure_reasons[text] = describe_failure(product)
     provider.forget_record_index()
+    return set(texts)

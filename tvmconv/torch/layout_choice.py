@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import itertools
 import math
+from collections import defaultdict
 from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass
 
@@ -47,7 +48,7 @@ def minimize_cost(domains: Mapping[Hashable, Sequence[str]], tables: Sequence[Co
     remaining, active = dict(domains), list(tables)
     eliminated: list[tuple[Hashable, tuple[Hashable, ...], dict[tuple[str, ...], str]]] = []
     while remaining:
-        neighbors = {variable: _find_neighbors(variable, active) for variable in remaining}
+        neighbors = _find_neighbors(active)
         variable = min(remaining, key=lambda each: len(neighbors[each]))
         if len(neighbors[variable]) > MAX_TABLE_VARIABLES:
             variable = max(remaining, key=lambda each: len(neighbors[each]))
@@ -81,10 +82,14 @@ def compute_cost(assignment: Mapping[Hashable, str], tables: Sequence[CostTable]
     return sum(table.look_up(assignment) for table in tables)
 
 
-def _find_neighbors(variable: Hashable, tables: Sequence[CostTable]) -> tuple[Hashable, ...]:
-    """Return the other variables of all tables with a variable."""
-    found = itertools.chain.from_iterable(table.variables for table in tables if variable in table.variables)
-    return tuple(dict.fromkeys(each for each in found if each != variable))
+def _find_neighbors(tables: Sequence[CostTable]) -> Mapping[Hashable, tuple[Hashable, ...]]:
+    """Return the other variables of all tables with a variable, by variable; () for one that is in no table."""
+    found: defaultdict[Hashable, dict[Hashable, None]] = defaultdict(dict)
+    for table in tables:
+        for variable in table.variables:
+            found[variable].update(dict.fromkeys(table.variables))
+    neighbors = {variable: tuple(each for each in others if each != variable) for variable, others in found.items()}
+    return defaultdict(tuple, neighbors)
 
 
 def _fix(table: CostTable, variable: Hashable, value: str) -> CostTable:

@@ -56,6 +56,8 @@ class LayoutCosts:
         A layout without a measurement on the device takes as long as the fastest measured one, or else a multiple of
         the roofline, without its conversions and with those of the layout.
         """
+        if text in self._kernel_seconds:
+            return self._kernel_seconds[text]
         workload: Any = parse(text)
         key = replace(workload, layout=CHANNELS_FIRST).text
         if key not in self._kernel_seconds:
@@ -68,7 +70,8 @@ class LayoutCosts:
             self._kernel_seconds[key] = {
                 layout: measured.get(layout, base_seconds + added[layout]) for layout in variants
             }
-        return self._kernel_seconds[key]
+        self._kernel_seconds[text] = self._kernel_seconds[key]
+        return self._kernel_seconds[text]
 
     def conversion_seconds(self, nbytes: int) -> float:
         """Return the seconds in which PyTorch converts images of this size."""

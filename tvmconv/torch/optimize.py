@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import copy
 import os
+import threading
 import time
 import warnings
 from collections.abc import Callable, Iterable, Sequence
@@ -14,8 +15,9 @@ from typing import Any, Literal, overload
 import torch
 from torch.utils._pytree import tree_leaves
 
+from tvmconv import registry
 from tvmconv.deadline import Deadline
-from tvmconv.errors import FallbackWarning, ModelError, translate_to_model_error
+from tvmconv.errors import Error, FallbackWarning, ModelError, translate_to_model_error
 from tvmconv.measure.workers.pool import keep_workers_alive
 from tvmconv.search.options import TuneOptions
 from tvmconv.torch.accuracy import compute_relative_error
@@ -217,9 +219,12 @@ def _optimize_on_device(
 ) -> Optimized:
     torch_device = provider.torch_device
     with contextlib.ExitStack() as stack:
+        if deadline and quantization:  # which has searches of its own
+            stack.enter_context(keep_workers_alive())
         with keep_workers_alive() if deadline else contextlib.nullcontext():
             if deadline and torch_device.type == "cuda":  # on the CPU, workers would disturb the timings
                 prestart_search(torch_device)
+                threading.Thread(target=_load_schedules, daemon=True).start()
             with translate_to_model_error("the model cannot be copied"):  # for example a tensor with gradient history
                 model_copy = copy_model(model).eval().requires_grad_(False)
             with record_calls(model_copy) as static_calls:
@@ -278,6 +283,12 @@ def _optimize_on_device(
     notes = [*report.notes, *kernel_selector.describe_omissions(num_workloads)]
     optimized.set_report(replace(report, difference=difference, notes=tuple(notes)))
     return optimized
+
+
+def _load_schedules() -> None:
+    """Load the schedules, which import TVM, before they are needed."""
+    with contextlib.suppress(Error):  # the search raises it again
+        registry.schedules()
 
 
 def make_planner(provider: KernelProvider, timing_cache: TimingCache, deadline: Deadline | None) -> LayoutPlanner:

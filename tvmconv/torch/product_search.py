@@ -144,7 +144,9 @@ class SearchedProduct:
         times = [each.seconds for each in self.kernels]
         times += [self.task.pytorch_seconds] if self.task.pytorch_seconds is not None else []
         seconds = min(times, default=UNKNOWN_RATIO * self.bound_seconds)
-        if num_trials < NUM_FIRST_TRIALS and not self.is_faster_than_pytorch:
+        # Whether a kernel in flight may end the first trials of the product.
+        is_waiting = self.num_in_flight > 0 and self.task.pytorch_seconds is not None
+        if num_trials < NUM_FIRST_TRIALS and not self.is_faster_than_pytorch and not is_waiting:
             return num_trials, -num_calls * seconds
         return NUM_FIRST_TRIALS, -num_calls * max(seconds - self.bound_seconds, 0.0) / (1 + num_trials)
 
@@ -199,16 +201,16 @@ class ProductSearch:
     def run(self, preparation: Iterator[None]) -> None:
         """Search until the deadline, or until no product can advance.
 
+        A search without any kernel by then, on a busy machine, goes on until the deadline's cut-off.
+
         Args:
             preparation: Steps of work that needs the GPU alone. Kernels are built meanwhile, and timed after it.
         """
         num_workers = pool.resolve_num_workers(None)
-        # One process replaces the other if a kernel ends it.
-        pool.shared.prestart(RUNNER_MODULE, RUNNER_MODULE, 2, self._torch_device)
         builders = BuilderPool(self._make_builder_setup(), num_workers, BUILD_SECONDS)
         runner: SupervisedWorker | None = None
         try:
-            while not self._deadline.has_passed:
+            while not self._is_over():
                 self._submit_builds(builders, 2 * num_workers)
                 if runner is None and next(preparation, self) is self:
                     runner = self._start_runner()
@@ -232,10 +234,17 @@ class ProductSearch:
         for _ in preparation:
             pass
 
+    def _is_over(self) -> bool:
+        """Return whether the time is up: at the deadline, or at its cut-off as long as no product has a kernel."""
+        has_kernels = any(product.kernels for product in self.products)
+        return (self._deadline if has_kernels else self._deadline.cut_off).has_passed
+
     def _start_runner(self) -> SupervisedWorker:
         limits = WorkerLimits(RUNNER_START_SECONDS, RUN_SECONDS[self._device.kind])
         setup = ProductRunnerSetup(self._torch_device)
-        return SupervisedWorker(RUNNER_MODULE, lambda: setup, limits, EXIT_MESSAGES, RUNNER_MODULE)
+        runner = SupervisedWorker(RUNNER_MODULE, lambda: setup, limits, EXIT_MESSAGES, RUNNER_MODULE)
+        pool.shared.prestart(RUNNER_MODULE, RUNNER_MODULE, 1, self._torch_device)  # replaces it if a kernel ends it
+        return runner
 
     def _make_builder_setup(self) -> BuilderSetup:
         workloads = [product.workload for product in self.products]
