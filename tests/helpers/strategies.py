@@ -50,7 +50,7 @@ def convolutions(
         smallest = max(1, (taps - 1) * gap + 1 - before - behind)
         space.append(draw_int(smallest, smallest + (max(1, side) - 1) * step))
     # An activation reads its operand several times, so that the expression of a chain grows exponentially.
-    names = sorted({*load_ops()} - {"stats", "quantize"})  # of few schedules, and of 8-bit outputs
+    names = sorted({*load_ops()} - {"stats", "quantize", "zero_point"})  # of few schedules, and of 8-bit outputs
     operations = st.lists(st.sampled_from(names), unique=True, max_size=MAX_OPERATIONS)
     chosen = draw(operations) if epilogues else ()
     how = draw(st.sampled_from(dtypes)), draw(st.sampled_from(layouts)), tuple(chosen)

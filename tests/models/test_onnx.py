@@ -5,12 +5,14 @@ import contextlib
 import numpy as np
 import pytest
 
+import tvmconv as tc
 from tvmconv.errors import Error, ModelError
 from tvmconv.models.input_spec import InputSpec
 from tvmconv.models.model_layers import derive_layers
 
 onnx = pytest.importorskip("onnx")
 from onnx import TensorProto, helper, numpy_helper  # noqa: E402
+from onnx.reference import ReferenceEvaluator  # noqa: E402
 
 IMAGE = [1, 3, 8, 8]
 
@@ -350,3 +352,100 @@ def test_a_training_step_has_the_gradients_that_weights_need(tmp_path):
         ("y dgrad", "conv2d:1x2x12x12,4x2x2x2,s2,p0"),
         ("y wgrad", "conv2d_wgrad:1x2x12x12,4x2x2x2,s2,p0"),
     ]
+
+
+def qdq_nodes(x, y, scale="1", zero="zero"):
+    """The nodes that round a tensor, and return to floats."""
+    return [
+        helper.make_node("QuantizeLinear", [x, scale, zero], [f"{y}_q"]),
+        helper.make_node("DequantizeLinear", [f"{y}_q", scale, zero], [y]),
+    ]
+
+
+def qdq_model(*, zero=(TensorProto.INT8, 0), more=(), tail=(), pads=(0, 0, 0, 0)):
+    """A model with one quantized convolution of random integers, and its initializers by name."""
+    rng = np.random.default_rng(0)
+    integer_type = np.int8 if zero[0] == TensorProto.INT8 else np.uint8
+    arrays = {
+        "sx": np.float32(0.05),
+        "zero": np.array(zero[1], integer_type),
+        "wq": rng.integers(-127, 128, (6, 3, 3, 3)).astype(np.int8),
+        "sw": np.float32(rng.uniform(0.001, 0.01, 6)),
+        "zw": np.zeros(6, np.int8),
+        "b": np.float32(rng.normal(size=6)),
+        "sy": np.float32(0.1),
+        "zero_y": np.array(zero[1] + 5, integer_type),
+    }
+    nodes = [
+        *qdq_nodes("x", "xf", "sx"),
+        helper.make_node("DequantizeLinear", ["wq", "sw", "zw"], ["w"], axis=0),
+        helper.make_node("Conv", ["xf", "w", "b"], ["c"], pads=pads),
+        *tail,
+        *qdq_nodes("r" if tail else "c", "y", "sy", "zero_y"),
+    ]
+    weights = [numpy_helper.from_array(np.asarray(array), name) for name, array in arrays.items()]
+    model = model_of([*nodes, *more], weights, outputs=("y",), opset=19)
+    model.graph.output.append(helper.make_tensor_value_info("y_q", zero[0], None))
+    return model, arrays
+
+
+@pytest.mark.parametrize(
+    ("zero", "tail", "pads", "text"),
+    [
+        ((TensorProto.INT8, -5), (), (0,) * 4, "1x3x8x8,6x3x3x3,s1,p0,i8,scale,bias,quantize"),
+        ((TensorProto.INT8, 0), ["Relu"], (1,) * 4, "1x3x8x8,6x3x3x3,s1,p1,i8,scale,bias,relu,quantize,zero_point"),
+        ((TensorProto.UINT8, 128), (), (1,) * 4, "1x3x8x8,6x3x3x3,s1,p1,i8,scale,bias,quantize,zero_point"),
+        ((TensorProto.UINT8, 0), (), (1, 0, 1, 2), "1x3x10x10,6x3x3x3,s1,p0,i8,scale,bias,quantize,zero_point"),
+    ],
+)
+def test_quantized_convolutions_compute_what_onnx_defines(texts, zero, tail, pads, text):
+    nodes = [helper.make_node(kind, ["c"], ["r"]) for kind in tail]
+    model, arrays = qdq_model(zero=zero, tail=nodes, pads=pads)
+    assert texts(model) == [f"conv2d:{text}"]
+    image = np.random.default_rng(1).normal(size=IMAGE).astype(np.float32)
+    expected = ReferenceEvaluator(model).run(["y_q"], {"x": image})[0]
+
+    offset = 128 if zero[0] == TensorProto.UINT8 else 0
+    zero_x, zero_y = (int(arrays[name]) - offset for name in ("zero", "zero_y"))
+    x = np.clip(np.rint(image / arrays["sx"]) + zero_x, -128, 127).astype(np.int8)
+    if zero_x:
+        x = np.pad(x, ((0, 0), (0, 0), (pads[0], pads[2]), (pads[1], pads[3])), constant_values=zero_x)
+    scale = arrays["sx"] * arrays["sw"]
+    bias = arrays["b"] - scale * zero_x * arrays["wq"].astype(np.float32).sum((1, 2, 3))
+    numbers = [np.float32([1 / arrays["sy"]]), *([np.float32([zero_y])] if zero_y else [])]
+    y = tc.build(tc.parse(f"conv2d:{text}"), "default", device="opencl:0")(x, arrays["wq"], scale, bias, *numbers)
+    difference = np.abs(y.astype(int) + offset - expected.astype(int))
+    assert difference.max() <= 1  # a float32 sum is rounded differently next to half an integer
+    assert (difference > 0).mean() < 0.01
+
+
+def test_residuals_of_quantized_convolutions_have_8_bits(texts):
+    sum_of = [helper.make_node("Add", ["c", "other"], ["s"]), helper.make_node("Relu", ["s"], ["r"])]
+    quantized, _ = qdq_model(tail=[*qdq_nodes("o", "other", "sx"), *sum_of])
+    floating, _ = qdq_model(tail=[helper.make_node("Identity", ["o"], ["other"]), *sum_of])
+    for model, rest in (
+        (quantized, "i8,scale,bias,add,relu,quantize,zero_point"),
+        (floating, "out-f32,i8,scale,bias,add,relu"),
+    ):
+        model.graph.input.append(helper.make_tensor_value_info("o", TensorProto.FLOAT, [1, 6, 6, 6]))
+        assert [text.partition("p0,")[2] for text in texts(model)] == [rest]
+
+
+def test_weights_with_a_zero_point_are_floats(texts):
+    model, _ = qdq_model()
+    next(each for each in model.graph.initializer if each.name == "zw").CopyFrom(
+        numpy_helper.from_array(np.ones(6, np.int8), "zw")
+    )
+    assert texts(model) == ["conv2d:1x3x8x8,6x3x3x3,s1,p0,bias"]
+
+
+def test_operators_of_quantized_convolutions_are_layers(texts):
+    model, _ = qdq_model(zero=(TensorProto.UINT8, 128))
+    reads = ["x_q", "sx", "zero", "wq", "sw", "zw", "sy", "zero_y"]
+    nodes = [
+        helper.make_node("QuantizeLinear", ["x", "sx", "zero"], ["x_q"]),
+        helper.make_node("QLinearConv", reads, ["y_q"]),
+    ]
+    other = model_of(nodes, model.graph.initializer, outputs=())
+    other.graph.output.append(helper.make_tensor_value_info("y_q", TensorProto.UINT8, None))
+    assert texts(other) == ["conv2d:1x3x8x8,6x3x3x3,s1,p0,i8,scale,quantize,zero_point"]

@@ -30,6 +30,7 @@ def check(text, schedule, config, arch="sm_90"):
     [
         ("conv2d:2x32x9x8,34x32x2x3,s1,p1x1x0x1,i8,nhwc", {}),
         ("conv2d:2x32x9x8,32x32x2x3,s1,p1x1x0x1,i8,nhwc,scale,bias,add,relu,quantize", {"block_n": 32}),
+        ("conv2d:1x32x9x8,32x32x2x3,s1,p0,i8,nhwc,scale,bias,relu,quantize,zero_point", {"block_n": 32}),
         ("conv2d:2x128x7x9,32x128x2x3,s1,p1,i8,nhwc,scale,out-f16", {"split_k": 3, "block_k_bytes": 128}),
         ("conv2d:1x32x9x8,34x32x2x3,s2,p1,e4m3,nhwc,tensor_scale,quantize", {"block_n": 32}),
         ("conv2d:1x32x9x8,32x32x2x3,s1,p1,e5m2,nhwc,scale,bias,add,silu,quantize", {"block_n": 32}),
@@ -50,7 +51,7 @@ def test_hopper_multiplies_operands_of_8_bits(text, config):
 @pytest.mark.parametrize(
     ("text", "arch", "config"),
     [
-        ("conv2d:2x34x9x8,30x34x2x3,s1,p1x1x0x1,i8,nhwc,scale,bias,add,relu,quantize", "sm_80", {}),
+        ("conv2d:2x34x9x8,30x34x2x3,s1,p1x1x0x1,i8,nhwc,scale,bias,add,relu,quantize,zero_point", "sm_80", {}),
         ("conv2d:2x32x7x8,17x32x2x3,s1,p1,i8,nhwc", "sm_80", {}),
         (
             "conv1d:2x64x40,32x64x3,s1,p1,i8,nhwc,bias,scale,out-f16",

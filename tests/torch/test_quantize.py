@@ -12,12 +12,13 @@ import tvmconv.torch
 from tvmconv.baselines.torch_calls import apply_op
 from tvmconv.compiler import nvrtc
 from tvmconv.errors import ModelError
-from tvmconv.torch import timing
+from tvmconv.torch import layer_search, timing
 from tvmconv.torch.eight_bit_rounding import quantize_weight, round_to_8_bits
 from tvmconv.torch.observers import AbsoluteHistogram
 from tvmconv.torch.quantization_operators import quantize as quantize_tensor
 from tvmconv.torch.quantize_kernel import make_source
 from tvmconv.torch.quantized_epilogue import plan_epilogue
+from tvmconv.torch.report import PYTORCH_NAME
 
 E4M3 = torch.float8_e4m3fn
 
@@ -130,6 +131,39 @@ def test_kernels_compute_what_pytorch_computes(tmp_path, monkeypatch):
         assert texts == ["scale,bias,silu,quantize", "scale,bias"]
         ours.save(tmp_path / "model.tvmconv")
         assert torch.equal(tvmconv.torch.load(tmp_path / "model.tvmconv")(x), ours(x))
+
+
+def test_layers_to_quantize_are_searched_in_8_bits_only(tmp_path, monkeypatch):
+    searched = []
+
+    class FakeSearch:
+        products = ()
+
+        def __init__(self, tasks, *_):
+            searched.extend(task.workload_text for task in tasks)
+
+        def run(self, preparation):
+            assert not [*preparation]
+
+    monkeypatch.setattr(layer_search, "ProductSearch", FakeSearch)
+    monkeypatch.setattr(timing, "MAX_SAMPLES", 1)
+    monkeypatch.setattr(timing, "MAX_TIMING_SECONDS", 0)
+    torch.manual_seed(0)
+    layers = [nn.Conv2d(3, 16, 1), nn.ReLU(), nn.Conv2d(16, 16, 1), nn.ReLU(), nn.Conv2d(16, 16, 1)]
+    x = torch.randn(1, 3, 6, 6)
+    options = {"dtype": "i8", "calibrate": [x], "choose": "tuned", "log": tmp_path / "log.jsonl"}
+    ours = tvmconv.torch.optimize(nn.Sequential(*layers).eval(), x, seconds=60, **options)
+    assert sorted(searched) == [
+        "conv2d:1x16x6x6,16x16x1x1,s1,p0,i8,nhwc,scale,bias,relu,quantize",
+        "conv2d:1x3x6x6,16x3x1x1,s1,p0,bias,relu",
+    ]
+    lines = ours.report().lines
+    assert [line.workload.partition("p0,")[2] for line in lines] == [
+        "bias,relu",
+        "i8,nhwc,scale,bias,relu,quantize",
+        "out-f32,i8,nhwc,scale,bias",
+    ]
+    assert all(line.implementation != PYTORCH_NAME for line in lines)
 
 
 def test_epilogues_in_units_of_the_residual():

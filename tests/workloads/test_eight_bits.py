@@ -19,6 +19,7 @@ BASE = "conv2d:1x16x8x8,16x16x3x3,s1,p1"
         ("i8,bias", "i8,bias", "bfloat16"),
         ("i8,out-f16,scale", "out-f16,i8,scale", "float16"),
         ("i8,scale,relu,quantize", "i8,scale,relu,quantize", "int8"),
+        ("i8,scale,quantize,zero_point", "i8,scale,quantize,zero_point", "int8"),
         ("e4m3,nhwc", "e4m3,nhwc", "bfloat16"),
         ("e5m2,tensor_scale,out-f32", "out-f32,e5m2,tensor_scale", "float32"),
         ("e5m2,out-e4m3,quantize", "out-e4m3,e5m2,quantize", "float8_e4m3fn"),
@@ -41,10 +42,15 @@ def test_texts_name_the_type_of_the_output(options, canonical, output):
         (f"{BASE},i8,out-i8", "out-i8: expected the operation quantize before outputs of 8 bits, and only there"),
         (f"{BASE},i8,out-f16,quantize", "out-f16: expected the operation quantize before outputs of 8 bits"),
         (f"{BASE},i8,quantize,relu", "expected quantize as the last operation"),
+        (f"{BASE},i8,zero_point,quantize", "expected quantize and zero_point as the last operations"),
+        (f"{BASE},i8,scale,zero_point", "expected quantize and zero_point as the last operations"),
+        (f"{BASE},e4m3,quantize,zero_point", "out-e4m3: expected an output of i8 after zero_point"),
+        (f"{BASE},zero_point", "epilogue='zero_point': expected operands of e4m3, e5m2, i8, not f32"),
         (f"{BASE},e4m3,out-f8", "'out-f8': expected one of out-f32, out-f16, out-bf16, out-i32"),
         (f"{BASE},up2,e4m3", "e4m3: expected no options c and up"),
         (f"{BASE},e4m3,nhwc,stats", "stats needs operands of 16 or 32 bits"),
         ("conv2d:1x131072x1x1,1x131072x1x1,s1,p0,i8", "131072 products of i8 per output may exceed int32"),
+        ("conv2d_transpose:1x16x8x8,16x16x3x3,s1,p1,zero_point", "conv2d_transpose does not support it"),
         ("conv2d_dgrad:1x16x8x8,16x16x3x3,s1,p1,i8", "dtype='int8': conv2d_dgrad does not support it"),
     ],
 )
@@ -91,11 +97,16 @@ def test_integers_are_rounded_to_nearest_even_and_saturate():
     kernel = tc.build(f"conv1d:1x1x1,{len(values)}x1x1,s1,p0,i8,scale,quantize", "default", device="opencl:0")
     rounded = kernel(one, np.repeat(one, len(values), axis=0), values, np.ones(1, np.float32)).reshape(-1)
     assert rounded.tolist() == [0, 2, 0, -2, 126, 127, -128, 127, -128, 0, -77]
+    kernel = tc.build(kernel.workload.text + ",zero_point", "default", device="opencl:0")
+    ones = np.ones(1, np.float32)
+    rounded = kernel(one, np.repeat(one, len(values), axis=0), values, ones, -27 * ones).reshape(-1)
+    assert rounded.tolist() == [-27, -25, -27, -29, 99, 101, -128, 127, -128, -27, -104]
 
 
 @pytest.mark.parametrize(
     ("text", "schedule"),
     [
+        ("conv2d:1x4x7x5,8x4x3x3,s1,p1,i8,nhwc,scale,bias,relu,quantize,zero_point", "vthread"),
         ("conv2d:2x12x9x7,10x12x3x3,s2,p1,i8,nhwc,scale,bias,add,relu,quantize", "tiling"),
         ("conv2d:1x6x7x8,10x3x3x2,s1,p1,g2,i8", "implicit_gemm"),
         ("conv2d:1x8x7x7,8x1x3x3,s1,p1,g8,i8,nhwc,scale,out-f32", "depthwise"),

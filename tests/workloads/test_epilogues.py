@@ -52,7 +52,7 @@ def conv(epilogue, dtype="float32", layout="nchw"):
 
 
 def test_all_operations_are_known():
-    assert sorted(load_ops()) == sorted([*BY_HAND, "quantize", "stats"])
+    assert sorted(load_ops()) == sorted([*BY_HAND, "quantize", "stats", "zero_point"])
 
 
 @given(orders)

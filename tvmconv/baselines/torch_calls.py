@@ -79,6 +79,8 @@ def apply_op(name: str, y: Any, argument: Any) -> Any:
         return y
     if name in ("tensor_scale", "quantize"):
         return y * argument
+    if name == "zero_point":
+        return y.round() + argument
     if name in ("bias", "prelu", "scale"):
         per_channel = argument.view(-1, *(1,) * (y.dim() - 2))
         if name == "prelu":

@@ -59,8 +59,10 @@ def iterate_candidates(logs: RecordIndex | LogPaths, workload: Workload, device:
     space = schedule.space(workload, device.limits)
     yield Candidate(schedule, space.default, DEFAULT_CONFIG)
     yield from predicted_candidates
+    default_point = space.project(space.default)
     for config in schedule.list_starting_configs(workload):
-        if space.is_legal(space.project(config)[None])[0]:
+        point = space.project(config)
+        if space.is_legal(point[None])[0] and (point != default_point).any():
             yield Candidate(schedule, config, ESTIMATED)
 
 

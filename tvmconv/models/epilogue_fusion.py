@@ -15,12 +15,14 @@ import numpy as np
 
 from tvmconv.models.model_graph import ModelGraph, ModelOp
 from tvmconv.workloads import epilogue
+from tvmconv.workloads.dtypes import DTYPES
 from tvmconv.workloads.suites import Layer
 
 MAX_ACTIVATION_OPS = 16
 # Points at which activations are compared, and the tolerated difference. A GELU with constants rounded to bfloat16
 # differs from the exact one by 3e-5, and its tanh approximation differs by 5e-4. Large points tell limits apart.
 _LARGE = np.geomspace(16.0, 1e30, 60)
+LINEAR_OPS = frozenset({"scale", "bias"})  # operations into which factors and summands per channel are folded
 SAMPLES = np.concatenate([np.linspace(-8.0, 8.0, 257), _LARGE, -_LARGE])
 TOLERANCE, RELATIVE_TOLERANCE = 1e-4, 1e-5
 
@@ -98,8 +100,34 @@ class _EpilogueFuser:
             fused_ops.append(FusedOp(name, tuple(op_indices)))
             op_index = op_indices[-1]
             value = self._graph.ops[op_index].writes[0]
-        layer = Layer(conv.name, replace(conv.workload, epilogue=tuple(names)), 1)  # type: ignore[type-var]
+        changes: dict[str, Any] = {"epilogue": tuple(names)}
+        quantize_index = self._match_quantization(conv, value, fused_ops)
+        if quantize_index is not None:
+            quantized_format = self._graph.ops[quantize_index].quantized_format
+            assert quantized_format is not None
+            zero_point = (epilogue.ZERO_POINT,) if quantized_format.zero_point else ()
+            changes = {"epilogue": (*names, epilogue.QUANTIZE, *zero_point), "out_dtype": quantized_format.dtype}
+            self._fused_ops.add(quantize_index)
+            fused_ops.append(FusedOp(epilogue.QUANTIZE, (quantize_index,)))
+        layer = Layer(conv.name, replace(conv.workload, **changes), 1)  # type: ignore[type-var]
         return FusedConvolution(layer, conv_index, tuple(fused_ops))
+
+    def _match_quantization(self, conv: ModelOp, value: str, fused_ops: Sequence[FusedOp]) -> int | None:
+        """Return the index of the only reader of a value if it quantizes the result of a convolution in 8 bits.
+
+        A residual that the convolution adds has to have 8 bits, too.
+        """
+        users, ops = self._users[value], self._graph.ops
+        assert conv.workload is not None
+        if len(users) != 1 or value in self._graph.outputs or not DTYPES[conv.workload.dtype].has_8_bits:
+            return None
+        computed = {
+            *conv.writes,
+            *(write for each in fused_ops for index in each.op_indices for write in ops[index].writes),
+        }
+        added = {read for each in fused_ops if each.name == "add" for read in ops[each.op_indices[0]].reads}
+        is_quantized = ops[users[0]].kind == "quantize" and self._graph.dequantized.keys() >= added - computed
+        return users[0] if is_quantized else None
 
     def _match_single_op(self, op_index: int, value: str, names: Sequence[str]) -> tuple[str, list[int]] | None:
         """Match the only reader of a value if it adds a residual or can be folded."""
@@ -115,7 +143,7 @@ class _EpilogueFuser:
     def _match_folded_op(self, op: ModelOp, value: str, names: Sequence[str]) -> str | None:
         """Return "bias" or "" (weights only) if an operation with one number per channel can be folded, else None."""
         other_reads = [read for read in op.reads if read != value]
-        is_linear = {"bias"}.issuperset(names)
+        is_linear = LINEAR_OPS.issuperset(names)
         if op.kind == "norm":
             return "bias" if is_linear and op.reads[0] == value and value not in op.reads[1:] else None
         if op.reads.count(value) != 1 or not all(self._is_per_channel(other, value) for other in other_reads):

@@ -6,7 +6,7 @@ All model formats are translated to this graph, in which `epilogue_fusion` finds
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -23,11 +23,19 @@ Operand = str | float  # name of a tensor, or a constant number
 
 
 @dataclass(frozen=True)
+class QuantizedFormat:
+    """The representation of a tensor in 8 bits with one scale; unsigned integers are signed ones less 128."""
+
+    dtype: str  # element type, one of `dtypes.EIGHT_BIT_DTYPES`
+    zero_point: int = 0  # number that stands for zero
+
+
+@dataclass(frozen=True)
 class ModelOp:
     """One operation of a model.
 
-    Its kind is `conv`; `norm`, a factor and a summand per channel; the name of a pointwise function, where `sub` and
-    `div` have a tensor as first operand; or "" for all other operations.
+    Its kind is `conv`; `norm`, a factor and a summand per channel; `quantize`, whose result has `quantized_format`; the
+    name of a pointwise function, where `sub` and `div` have a tensor as first operand; or "" for all other operations.
     """
 
     kind: str
@@ -35,7 +43,8 @@ class ModelOp:
     writes: tuple[str, ...]  # names of tensors, the main result first
     compute: Callable[..., Any] | None = field(default=None, repr=False)  # of the elements, if it is pointwise
     name: str = ""  # of a convolution
-    workload: ConvOperator | None = None  # of a convolution, with its own bias at most as the epilogue
+    workload: ConvOperator | None = None  # of a convolution, with its own scale and bias at most as the epilogue
+    quantized_format: QuantizedFormat | None = None  # of the result of a quantization
 
 
 @dataclass
@@ -46,6 +55,7 @@ class ModelGraph:
     shapes: dict[str, Shape] = field(default_factory=dict)  # known shapes by tensor name
     constants: set[str] = field(default_factory=set)  # tensors that do not depend on the model's inputs
     parameters: set[str] = field(default_factory=set)  # constants that training changes, such as weights
+    dequantized: dict[str, QuantizedFormat] = field(default_factory=dict)  # formats from which floats were computed
     outputs: set[str] = field(default_factory=set)  # tensors that are read from outside the graph
     skipped_layers: list[str] = field(default_factory=list)  # convolutions that are no workload, with the reason
 
@@ -93,8 +103,9 @@ def make_convolution(
     dtype: str,
     bias: bool,
     output_padding: Shape | None = None,
+    options: Sequence[str] = (),
 ) -> ConvOperator:
-    """Return the workload of a convolution; raise WorkloadError if there is none.
+    """Return the workload of a convolution, with further options before its bias; raise WorkloadError if there is none.
 
     The shapes are N×C×space and O×(C/groups)×kernel. Padding has one number per axis for both sides, or the numbers
     before all axes and then after all axes. With `output_padding`, the convolution is transposed, and its weight is
@@ -103,11 +114,38 @@ def make_convolution(
     sizes = {"s": stride, "p": padding, "d": dilation, "g": (groups,)}
     if output_padding is not None:
         sizes["op"] = output_padding
-    options = [f"{letter}{join_sizes(numbers)}" for letter, numbers in sizes.items()]
-    text = ",".join([join_sizes(x), join_sizes(weight), *options, dtypes.validate_dtype(dtype).text, *["bias"] * bias])
+    pieces = [
+        join_sizes(x),
+        join_sizes(weight),
+        *(f"{letter}{join_sizes(numbers)}" for letter, numbers in sizes.items()),
+    ]
+    text = ",".join([*pieces, dtypes.validate_dtype(dtype).text, *options, *["bias"] * bias])
     workload = parse(f"conv{len(x) - 2}d{'' if output_padding is None else '_transpose'}:{text}")
     assert isinstance(workload, ConvOperator)
     return workload
+
+
+def make_quantized_convolution(
+    x: Shape, weight: Shape, formats: Sequence[QuantizedFormat], *, padding: Shape, out_dtype: str, **how: Any
+) -> ConvOperator:
+    """Return the workload of a convolution of operands in 8 bits, whose sums are scaled; raise WorkloadError likewise.
+
+    Kernels pad with zeros. Where another number stands for zero, the input is padded before.
+
+    Args:
+        x: Shape of the input.
+        weight: Shape of the weight.
+        formats: Formats of both, of which the weight's zero point is 0.
+        padding: Padding as of `make_convolution`.
+        out_dtype: Element type of a result that is not quantized.
+        how: Other arguments of `make_convolution`.
+    """
+    if formats[0].zero_point and any(padding):
+        ndim = len(weight) - 2
+        sizes = zip(x[2:], (*padding, *padding)[:ndim], (*padding, *padding)[ndim : 2 * ndim], strict=True)
+        x, padding = (*x[:2], *(sum(each) for each in sizes)), (0,) * ndim
+    options = (f"out-{dtypes.DTYPES[out_dtype].text}", "scale")
+    return make_convolution(x, weight, padding=padding, dtype=formats[0].dtype, options=options, **how)
 
 
 def find_pointwise_function(kind: str) -> Callable[..., Any]:

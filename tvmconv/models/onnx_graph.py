@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -27,7 +28,14 @@ from onnx import (
 from tvmconv.errors import Error, ModelError, WorkloadError
 from tvmconv.files import read_bytes
 from tvmconv.models.input_spec import InputSpec, assign_names
-from tvmconv.models.model_graph import ModelGraph, ModelOp, Shape, make_convolution
+from tvmconv.models.model_graph import (
+    ModelGraph,
+    ModelOp,
+    QuantizedFormat,
+    Shape,
+    make_convolution,
+    make_quantized_convolution,
+)
 from tvmconv.workloads.conv_operator import ConvOperator
 from tvmconv.workloads.text import quote
 
@@ -43,6 +51,14 @@ TRAINED_OPS = (
     *("BatchNormalization", "GroupNormalization", "InstanceNormalization", "LayerNormalization"),
 )
 FLOAT_TYPES = (TensorProto.FLOAT, TensorProto.FLOAT16, TensorProto.BFLOAT16, TensorProto.DOUBLE)
+
+# Element types of 8 bits, with the number to subtract for a signed integer.
+EIGHT_BIT_TYPES = {
+    TensorProto.INT8: ("int8", 0),
+    TensorProto.UINT8: ("int8", 128),
+    TensorProto.FLOAT8E4M3FN: ("float8_e4m3fn", 0),
+    TensorProto.FLOAT8E5M2: ("float8_e5m2", 0),
+}
 
 # Pointwise operators with their kinds in the graph; their attributes and further inputs are irrelevant here.
 UNARY_OPS = {
@@ -200,6 +216,7 @@ class _GraphTranslator:
         self._source = source
         self._types: dict[str, int] = {}
         self._numbers: dict[str, float] = {}
+        self._equal_numbers: dict[str, float] = {}  # of small constants of several equal numbers, too
         self.graph = ModelGraph(outputs={output.name for output in source.output})
         for value in (*source.input, *source.value_info, *source.output):
             self._record_tensor(value.name, value.type.tensor_type.elem_type, _get_sizes(value))
@@ -217,8 +234,11 @@ class _GraphTranslator:
     def _record_constant(self, name: str, tensor: TensorProto) -> None:
         self.graph.constants.add(name)
         self._record_tensor(name, tensor.data_type, tuple(tensor.dims))
-        if (number := _read_scalar(tensor)) is not None:
-            self._numbers[name] = number
+        number = _read_equal_numbers(tensor)
+        if number is not None:
+            self._equal_numbers[name] = number
+            if math.prod(tensor.dims) == 1:
+                self._numbers[name] = number
 
     def iterate_conv_input_shapes(self) -> Iterator[Shape | None]:
         """Yield the known shapes of inputs and weights of convolutions, and None for unknown ones."""
@@ -243,8 +263,13 @@ class _GraphTranslator:
             self.graph.add_conv(
                 _get_name(node), _list_reads(node), tuple(node.output), partial(self._make_workload, node)
             )
+        elif is_standard and node.op_type == "QLinearConv":
+            writes = tuple(node.output)
+            self.graph.add_conv(_get_name(node), _list_reads(node), writes, partial(self._make_qlinear_workload, node))
         elif is_standard and node.op_type == "Constant":
             self._translate_constant(node)
+        elif is_standard and node.op_type in ("QuantizeLinear", "DequantizeLinear") and node.output:
+            self._translate_quantization(node)
         elif not (is_standard and node.output and self._translate_pointwise(node)):
             if "Conv" in node.op_type:
                 self.graph.skip_layer(_get_name(node), f"tvmconv has no workload for {node.op_type}")
@@ -261,10 +286,43 @@ class _GraphTranslator:
     def _make_workload(self, node: NodeProto) -> ConvOperator:
         if len(node.input) < 2:
             raise WorkloadError("it has no input and weight")
-        shapes = [self.graph.shapes.get(name) for name in node.input[:2]]
-        if shapes[0] is None or shapes[1] is None:
-            raise WorkloadError(f"the shape of its {'weight' if shapes[0] else 'input'} is unknown")
-        x, weight = shapes[0], shapes[1]
+        formats = [self.graph.dequantized.get(name) for name in node.input[:2]]
+        has_bias = len(node.input) > 2 and node.input[2] != ""
+        dtype = _get_dtype_name(self._types.get(node.input[0], 0))
+        if formats[0] and formats[1] and self._is_computed_in_8_bits(node, formats[0], formats[1]):
+            how = self._collect_options(node, *node.input[:2])
+            return make_quantized_convolution(formats=[formats[0], formats[1]], out_dtype=dtype, bias=has_bias, **how)
+        return make_convolution(dtype=dtype, bias=has_bias, **self._collect_options(node, *node.input[:2]))
+
+    def _is_computed_in_8_bits(self, node: NodeProto, x: QuantizedFormat, weight: QuantizedFormat) -> bool:
+        """Return whether kernels of 8-bit operands compute a convolution of dequantized tensors."""
+        is_constant = node.input[1] in self.graph.constants
+        return is_constant and node.op_type == "Conv" and x.dtype == weight.dtype and not weight.zero_point
+
+    def _make_qlinear_workload(self, node: NodeProto) -> ConvOperator:
+        x, _, x_zero, weight, _, weight_zero, _, y_zero = node.input[:8]
+        formats = [self._find_format(x, x_zero), self._find_format(weight, weight_zero)]
+        result_format = self._find_format(y_zero, y_zero)
+        if formats[0] is None or formats[1] is None or result_format is None or formats[1].zero_point:
+            raise WorkloadError("its zero points are unknown, or that of its weight is not 0")
+        how = self._collect_options(node, x, weight)
+        workload: Any = make_quantized_convolution(
+            formats=[formats[0], formats[1]],
+            out_dtype="float32",
+            bias=len(node.input) > 8 and node.input[8] != "",
+            **how,
+        )
+        operations = ("quantize", *["zero_point"] * bool(result_format.zero_point))
+        quantized: ConvOperator = replace(
+            workload, epilogue=(*workload.epilogue, *operations), out_dtype=result_format.dtype
+        )
+        return quantized
+
+    def _collect_options(self, node: NodeProto, x_name: str, weight_name: str) -> dict[str, Any]:
+        """Return the arguments of `make_convolution` that describe sizes."""
+        x, weight = self.graph.shapes.get(x_name), self.graph.shapes.get(weight_name)
+        if x is None or weight is None:
+            raise WorkloadError(f"the shape of its {'weight' if x else 'input'} is unknown")
         kernel = weight[2:]
         stride = _get_integers(node, "strides") or (1,) * len(kernel)
         dilation = _get_integers(node, "dilations") or (1,) * len(kernel)
@@ -274,17 +332,32 @@ class _GraphTranslator:
             padding = _compute_transposed_padding(node, x[2:], kernel, stride, dilation, output_padding)
         else:
             padding = _compute_padding(node, x[2:], kernel, stride, dilation)
-        return make_convolution(
-            x,
-            weight,
-            stride=stride,
-            padding=padding,
-            dilation=dilation,
-            groups=_get_attribute(node, "group", 1),
-            dtype=_get_dtype_name(self._types.get(node.input[0], 0)),
-            bias=len(node.input) > 2 and node.input[2] != "",
-            output_padding=output_padding if is_transposed else None,
-        )
+        return {
+            **{"x": x, "weight": weight, "stride": stride, "padding": padding, "dilation": dilation},
+            **{"groups": _get_attribute(node, "group", 1), "output_padding": output_padding if is_transposed else None},
+        }
+
+    def _find_format(self, name: str, zero_point_name: str) -> QuantizedFormat | None:
+        """Return the format of a tensor in 8 bits; None for others, and for an unknown zero point."""
+        if self._types.get(name) not in EIGHT_BIT_TYPES:
+            return None
+        dtype, offset = EIGHT_BIT_TYPES[self._types[name]]
+        zero_point = self._equal_numbers.get(zero_point_name) if zero_point_name else 0.0
+        return None if zero_point is None else QuantizedFormat(dtype, int(zero_point) - offset)
+
+    def _translate_quantization(self, node: NodeProto) -> None:
+        """Translate a conversion to or from 8 bits. Only weights have several scales."""
+        is_quantization = node.op_type == "QuantizeLinear"
+        (read, scale, zero_point), write = [*node.input, ""][:3], node.output[0]
+        quantized_format = self._find_format(write if is_quantization else read, zero_point)
+        has_one_scale = self.graph.shapes.get(scale) in ((), (1,))
+        if quantized_format is None or not (has_one_scale or read in self.graph.constants):
+            self.graph.add(ModelOp("", _list_reads(node), tuple(node.output)))
+            return
+        kind = "quantize" if is_quantization else ""
+        if not is_quantization:
+            self.graph.dequantized[write] = quantized_format
+        self.graph.add(ModelOp(kind, (read,), (write,), quantized_format=quantized_format))
 
     def _translate_constant(self, node: NodeProto) -> None:
         (name,) = node.output[:1] or [""]
@@ -409,14 +482,16 @@ def _get_dtype_name(kind: int) -> str:
     return {"FLOAT": "float32", "DOUBLE": "float64"}.get(name, name.lower())
 
 
-def _read_scalar(tensor: TensorProto) -> float | None:
-    """Return the number in a tensor of one element; None for other tensors and for external data."""
-    if math.prod(tensor.dims) != 1 or tensor.data_location == TensorProto.EXTERNAL:
+def _read_equal_numbers(tensor: TensorProto) -> float | None:
+    """Return the number of which a small tensor consists; None for other tensors and for external data."""
+    size = math.prod(tensor.dims)
+    if not 1 <= size <= MAX_SHAPE_ELEMENTS or tensor.data_location == TensorProto.EXTERNAL:
         return None
     try:
-        return float(numpy_helper.to_array(tensor).reshape(()))
+        numbers = numpy_helper.to_array(tensor).reshape(-1).astype(float)
     except (ValueError, TypeError):  # truncated, or a string
         return None
+    return float(numbers[0]) if (numbers == numbers[0]).all() or size == 1 else None
 
 
 def _iterate_bodies(node: NodeProto) -> Iterator[GraphProto]:

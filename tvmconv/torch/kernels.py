@@ -156,14 +156,19 @@ class KernelProvider:
         self._record_index = None
 
     def adopt_configs(self, siblings: Mapping[str, str], deadline: Deadline | None) -> None:
-        """Build kernels of workloads with the fastest measured configs of others that differ in the epilogue only.
+        """Build kernels of workloads with their own fastest measured configs, or those of others with another epilogue.
 
         `siblings` are the texts of the others, by the texts of the workloads. A workload of which the other one was not
         measured gets kernels by `find_kernels`, without a search.
         """
         record_index, batch, unmeasured = self.read_record_index(deadline), [], {}
         for text, sibling in siblings.items():
-            workload, record = parse(text), self._find_measured_record(parse(sibling), record_index)
+            workload, source = parse(text), TUNED
+            if self._load_cached(workload, record_index):
+                continue
+            record = self._find_measured_record(workload, record_index)
+            if record is None:
+                record, source = self._find_measured_record(parse(sibling), record_index), OTHER_EPILOGUE
             try:
                 schedule = None if record is None else registry.find_schedule(workload, record.schedule)
             except ScheduleError:
@@ -171,7 +176,7 @@ class KernelProvider:
             if record is None or schedule is None:
                 unmeasured[text] = 1.0
             else:
-                batch.append((workload, Candidate(schedule, record.config, OTHER_EPILOGUE, record.cost)))
+                batch.append((workload, Candidate(schedule, record.config, source, record.cost)))
         if batch:
             with keep_workers_alive():
                 self._build_batch(batch, deadline)

@@ -93,6 +93,7 @@ class LayerTask:
             "scale": lambda: per_channel().add_(0.5) / (deviation * EIGHT_BIT_FACTOR**2),
             "tensor_scale": lambda: torch.full([1], 0.75, device=device),
             "quantize": lambda: torch.full([1], EIGHT_BIT_FACTOR, device=device),
+            "zero_point": lambda: torch.full([1], 5.0, device=device),
         }
         return LayerOperands(x, weight, {name: epilogue[name]() for name in workload.epilogue if name in epilogue})
 

@@ -31,8 +31,9 @@ from tvmconv.torch.model import MEMORY_FORMAT_BY_NAME, Optimized, choose_memory_
 from tvmconv.torch.observers import ObserverName
 from tvmconv.torch.partition import GraphPartition, clone_tensors, partition_model, record_calls
 from tvmconv.torch.product_search import prestart_search
+from tvmconv.torch.quantization import ModelQuantizer
 from tvmconv.torch.quantization_options import DEFAULT_MAX_ERROR, QuantizationOptions, make_quantization_options
-from tvmconv.torch.quantize import quantize_with_kernels
+from tvmconv.torch.quantize import find_quantized_kernels, quantize_with_kernels
 from tvmconv.torch.report import Report
 from tvmconv.torch.selection import (
     OTHER_INPUTS_NOTE,
@@ -50,7 +51,7 @@ CPU_MODEL_WARNING = (
     'choose="tuned" (--all) uses tvmconv\'s kernels'
 )
 PLANNING_FRACTION = 0.1  # of the time until the deadline, for timings that decide about layouts
-QUANTIZATION_FRACTION = 0.6  # of the time for searches, for those of 8-bit convolutions
+COMPARISON_FRACTION = 0.15  # of the time after calibration, for the comparison of 8-bit kernels
 NUM_TIMING_CALLS = 12  # approximate number of calls in one timing of a model
 
 
@@ -249,24 +250,29 @@ def _optimize_on_device(
             notes += [*(planner.describe() if planner else []), OTHER_INPUTS_NOTE]
             counts = count_workloads(sites)
             end_deadline = selection_deadline = deadline and deadline.shift_earlier(whole_seconds)
-            if quantization and end_deadline:
-                remaining_seconds = end_deadline.remaining_seconds
-                selection_deadline = end_deadline.shift_earlier(QUANTIZATION_FRACTION * remaining_seconds)
+            quantizer = quantization and ModelQuantizer(optimized, partitions, sites, quantization)
+            if quantizer and end_deadline:
+                selection_deadline = end_deadline.reserve_seconds(COMPARISON_FRACTION * end_deadline.remaining_seconds)
             kernel_selector = KernelSelector(provider, timing_cache, choose, selection_deadline)
-            find_layer_kernels(
+            num_workloads = len(counts)
+            search_arguments = (
                 *(provider, counts),
-                selection_deadline and kernels_deadline(len(counts), torch_device, selection_deadline),
+                selection_deadline and kernels_deadline(num_workloads, torch_device, selection_deadline),
                 kernel_selector.iterate_pytorch_timings(sites, counts),
                 kernel_selector.pytorch_seconds,
             )
+            if quantizer:
+                num_workloads = find_quantized_kernels(quantizer, *search_arguments)
+            else:
+                find_layer_kernels(*search_arguments)
         timing_cache.is_awake = False
         layer_reports = kernel_selector.select_all(sites, counts)
         if planner:
             planner.restore_weights(only_of_kernels=True)
         report = Report(layer_reports, pytorch_seconds=pytorch_seconds, notes=tuple(notes))
-        if quantization:
+        if quantizer:
             report = quantize_with_kernels(
-                *(optimized, partitions, sites, quantization, provider, timing_cache, kernel_selector, report),
+                *(optimized, partitions, sites, quantizer, provider, timing_cache, kernel_selector, report),
                 *(choose, end_deadline, arguments),
             )
         has_time = deadline is None or deadline.cut_off.remaining_seconds > whole_seconds
@@ -274,7 +280,7 @@ def _optimize_on_device(
         if planner and optimized.uses_eager:
             planner.restore_weights()
     difference = _find_largest_difference(_run_model(optimized, example), expected)
-    notes = [*report.notes, *kernel_selector.describe_omissions(len(counts))]
+    notes = [*report.notes, *kernel_selector.describe_omissions(num_workloads)]
     optimized.set_report(replace(report, difference=difference, notes=tuple(notes)))
     return optimized
 

@@ -53,8 +53,10 @@ class ModelQuantizer:
         options: Type, batches and bounds.
 
     Attributes:
+        options: Type, batches and bounds.
         reasons: Reasons why convolutions keep the model's precision, by the identity of their module.
         errors: Relative L2 errors of convolutions with 8-bit operands, likewise.
+        float_output_texts: Texts of their workloads with outputs in the model's precision, likewise.
     """
 
     def __init__(
@@ -64,41 +66,48 @@ class ModelQuantizer:
         sites: Sequence[ConvSite],
         options: QuantizationOptions,
     ) -> None:
-        self._model, self._partitions, self._options = model, partitions, options
+        self._model, self._partitions, self.options = model, partitions, options
         self._former_graphs = [partition.module.graph.graph for partition in partitions]
         self._convs = [find_conv_nodes(partition.module.graph) for partition in partitions]
         self._sites = {id(site.module): site for site in sites if site.module is not None}
         self.reasons: dict[int, str] = {}
         self.errors: dict[int, float] = {}
+        self.float_output_texts: dict[int, str] = {}
         with translate_to_model_error("the model does not run on an input for calibration"):
             self._scales = self._calibrate()
             self._measure_errors()
 
     def _calibrate(self) -> dict[fx.Node, float]:
         """Return the scales of all tensors that convolutions read."""
-        options = self._options
+        options = self.options
         histograms = record_activations(self._model, self._partitions, options)
         for convs in self._convs:
             for node, module in convs.items():
                 site = self._sites[id(module)]
                 if node.args[0] not in histograms:
                     self.reasons[id(module)] = "it did not run on the inputs for calibration"
-                elif reason := _find_obstacle(site, options):
+                elif reason := _find_obstacle(site):
                     self.reasons[id(module)] = reason
         return {node: each.choose_scale(options.torch_dtype, options.observer) for node, each in histograms.items()}
 
     def _measure_errors(self) -> None:
         """Measure the error of each convolution, and keep the model's precision where it exceeds the bound."""
-        dtype, nodes = self._options.torch_dtype, self._list_quantized()
-        layers = {
-            node: QuantizedConv(module, dtype, _get_output_dtype(self._sites[id(module)]), self._scales[node.args[0]])
-            for node, module in nodes.items()
-        }
-        for node, error in measure_errors(self._model, self._partitions, self._options, layers).items():
+        dtype, nodes = self.options.torch_dtype, self._list_quantized()
+        layers = {}
+        for node, module in nodes.items():
+            site = self._sites[id(module)]
+            try:
+                layer = QuantizedConv(module, dtype, _get_output_dtype(site), self._scales[node.args[0]])
+                self.float_output_texts[id(module)] = make_quantized_text(site, layer, self.options)
+            except (WorkloadError, ModelError) as problem:
+                self.reasons[id(module)] = str(problem)
+            else:
+                layers[node] = layer
+        for node, error in measure_errors(self._model, self._partitions, self.options, layers).items():
             module = nodes[node]
             self.errors[id(module)] = error
-            if not error <= self._options.max_error:
-                self.reasons[id(module)] = f"its error would be {error:.2g}, more than {self._options.max_error:.2g}"
+            if not error <= self.options.max_error:
+                self.reasons[id(module)] = f"its error would be {error:.2g}, more than {self.options.max_error:.2g}"
 
     def _list_quantized(self) -> dict[Any, TunedConv]:
         return {
@@ -114,14 +123,14 @@ class ModelQuantizer:
             graph_module = partition.module.graph
             quantized = [node for node in convs if node in quantized_nodes]
             dtypes = {node: _get_output_dtype(self._sites[id(convs[node])]) for node in quantized}
-            result = quantize_graph(graph_module, convs, quantized, self._scales, self._options.torch_dtype, dtypes)
+            result = quantize_graph(graph_module, convs, quantized, self._scales, self.options.torch_dtype, dtypes)
             graph_module.graph = result.graph
             sites += [self._make_site(convs[node], node, result) for node in quantized]
         return sites
 
     def _make_site(self, source: TunedConv, node: fx.Node, result: QuantizedGraph) -> QuantizedSite:
         site, layer = self._sites[id(source)], result.layers[node]
-        return QuantizedSite(site, layer, make_quantized_text(site, layer, self._options), node in result.rounded)
+        return QuantizedSite(site, layer, make_quantized_text(site, layer, self.options), node in result.rounded)
 
     def restore(self) -> None:
         """Have the model run the convolutions in its own precision."""
@@ -132,7 +141,7 @@ class ModelQuantizer:
                 module.delete_submodule(name)
 
 
-def _find_obstacle(site: ConvSite, options: QuantizationOptions) -> str:
+def _find_obstacle(site: ConvSite) -> str:
     """Return the reason why a convolution cannot be quantized; "" if it can."""
     conv: Any = site.module.conv
     if site.is_transposed:
@@ -140,11 +149,6 @@ def _find_obstacle(site: ConvSite, options: QuantizationOptions) -> str:
     channels = conv.weight.shape[1]
     if channels < MIN_CHANNELS:
         return f"it has {channels} input channels per group, fewer than {MIN_CHANNELS}"
-    try:
-        layer = QuantizedConv(site.module, options.torch_dtype, _get_output_dtype(site), 1.0)
-        make_quantized_text(site, layer, options)
-    except (WorkloadError, ModelError) as error:
-        return str(error)
     return ""
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
@@ -11,6 +12,7 @@ from torch.utils._pytree import tree_leaves
 
 from tvmconv.deadline import Deadline
 from tvmconv.errors import ModelError, translate_to_model_error
+from tvmconv.measure.workers.pool import keep_workers_alive
 from tvmconv.torch.accuracy import compute_relative_error
 from tvmconv.torch.calibration import run_recorders
 from tvmconv.torch.conv_site import ConvSite
@@ -18,16 +20,21 @@ from tvmconv.torch.conv_source import copy_model
 from tvmconv.torch.device_match import find_common_device
 from tvmconv.torch.fusion import match_convolutions
 from tvmconv.torch.kernels import KernelProvider
+from tvmconv.torch.layer_search import find_layer_kernels
 from tvmconv.torch.model import Optimized, list_shapes
 from tvmconv.torch.observers import ObserverName
 from tvmconv.torch.partition import GraphPartition, clone_tensors, partition_model, record_calls
 from tvmconv.torch.quantization import ModelQuantizer, QuantizedSite
 from tvmconv.torch.quantization_options import DEFAULT_MAX_ERROR, QuantizationOptions, make_quantization_options
-from tvmconv.torch.quantized_selection import QuantizedSelection, QuantizedSelector
+from tvmconv.torch.quantized_selection import QuantizedSelection, QuantizedSelector, strip_epilogue
 from tvmconv.torch.report import PYTORCH_NAME, LayerReport, Report
 from tvmconv.torch.selection import ChooseMode, KernelSelector
 from tvmconv.torch.shape_recorder import ShapeRecorder
 from tvmconv.torch.timing import TimingCache
+
+# Parts of the remaining time for the search, and then for builds of its configs with other outputs. The rest is for
+# kernels in the model's precision.
+SEARCH_FRACTION, ADOPTION_FRACTION = 0.75, 0.5
 
 
 def quantize(
@@ -119,11 +126,56 @@ class _ShapeOfCallRecorder(ShapeRecorder):
         return super().run_with_arguments(*args, **kwargs)
 
 
+def find_quantized_kernels(
+    quantizer: ModelQuantizer,
+    provider: KernelProvider,
+    counts: Mapping[str, int],
+    deadline: Deadline | None,
+    pytorch_timings: Iterable[None],
+    pytorch_seconds: Mapping[str, float],
+) -> int:
+    """Find kernels of the convolutions with 8-bit operands, and of all convolutions in the model's precision.
+
+    The search is for the former, and for convolutions that are not quantized. Others in the model's precision are only
+    compared, and need no search. Each config that was found also serves the same convolution with outputs in the
+    model's precision, which is needed if a reader of its output is not quantized in the end.
+
+    Args:
+        quantizer: Which convolutions have 8-bit operands.
+        provider: Source of kernels.
+        counts: Numbers of convolutions by the text of their workload in the model's precision.
+        deadline: End of the search and of builds; None for no search.
+        pytorch_timings: Steps of PyTorch's timings; see `find_layer_kernels`.
+        pytorch_seconds: Seconds of PyTorch by workload text, which these steps may add to.
+
+    Returns:
+        The number of searched workloads.
+    """
+    layers = quantizer.apply()
+    quantizer.restore()
+    searched = Counter(counts) - Counter(layer.site.workload_text for layer in layers)
+    texts = {id(layer.site.module): layer.workload_text for layer in layers}
+    representatives: dict[str, str] = {}  # by the text without the epilogue
+    searched.update(representatives.setdefault(strip_epilogue(text), text) for text in texts.values())
+    outputs = [*texts.values(), *(quantizer.float_output_texts[key] for key in texts)]
+    siblings = {text: each for text in outputs if (each := representatives[strip_epilogue(text)]) != text}
+
+    def take_part(fraction: float) -> Deadline | None:
+        return deadline and deadline.reserve_seconds((1 - fraction) * deadline.remaining_seconds)
+
+    with keep_workers_alive():
+        find_layer_kernels(provider, searched, take_part(SEARCH_FRACTION), pytorch_timings, pytorch_seconds)
+        if deadline:
+            provider.adopt_configs(siblings, take_part(ADOPTION_FRACTION))
+        provider.find_kernels(counts, deadline)
+    return len(searched)
+
+
 def quantize_with_kernels(
     model: Optimized,
     partitions: Sequence[GraphPartition],
     sites: Sequence[ConvSite],
-    options: QuantizationOptions,
+    quantizer: ModelQuantizer,
     provider: KernelProvider,
     timing_cache: TimingCache,
     kernel_selector: KernelSelector,
@@ -138,7 +190,7 @@ def quantize_with_kernels(
     """
     name = f"the whole before quantization: {[module.kernels for module in model.list_tuned_convs()]}"
     former_seconds = timing_cache.get_seconds(name, lambda: model(*example))
-    quantizer = ModelQuantizer(model, partitions, sites, options)
+    options = quantizer.options
     selected = QuantizedSelector(provider, timing_cache, choose, deadline).select_all(quantizer)
     set_quantized(model, partitions, [site for site, _ in selected], example)
     notes = [*report.notes, describe_quantization(options, len(selected), sites)]

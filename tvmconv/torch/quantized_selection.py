@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -11,20 +10,19 @@ import torch
 
 from tvmconv.deadline import Deadline
 from tvmconv.errors import Error
+from tvmconv.measure.workers.pool import keep_workers_alive
 from tvmconv.torch import operator
 from tvmconv.torch.accuracy import compute_relative_error
 from tvmconv.torch.eight_bit_rounding import round_to_8_bits
 from tvmconv.torch.kernels import AvailableKernel, KernelProvider
-from tvmconv.torch.layer_search import find_layer_kernels
 from tvmconv.torch.quantization import ModelQuantizer, QuantizedSite
 from tvmconv.torch.quantized_layer import Quantize
-from tvmconv.torch.selection import NO_TIME_REASON, ChooseMode, kernels_deadline
+from tvmconv.torch.selection import NO_TIME_REASON, ChooseMode
 from tvmconv.torch.signature import lay_out, parse_signature
 from tvmconv.torch.timing import TimingCache
 from tvmconv.workloads import parse
 from tvmconv.workloads.layout import CHANNELS_LAST
 
-SEARCH_FRACTION = 0.75  # of the remaining time, for the search; the rest is for kernels with other epilogues
 TOLERANCE_FACTOR = 4.0  # of the workload's tolerance: PyTorch's sums err too
 NOT_FASTER_REASON = "8 bits are no faster"
 
@@ -54,7 +52,6 @@ class QuantizedSelector:
         self._provider, self._timing_cache, self._choose_mode = provider, timing_cache, choose
         self._deadline = deadline
         self._selections: dict[tuple[str, str, bool], QuantizedSelection] = {}
-        self._searched: dict[str, str] = {}  # texts of searched workloads, by their convolutions
 
     def select_all(self, quantizer: ModelQuantizer) -> list[tuple[QuantizedSite, QuantizedSelection]]:
         """Quantize a model with the selected convolutions, and return these.
@@ -64,7 +61,7 @@ class QuantizedSelector:
         """
         while True:
             sites = quantizer.apply()
-            self._find_kernels(Counter(site.workload_text for site in sites))
+            self._find_kernels(site.workload_text for site in sites)
             selected = [(site, self._select(site)) for site in sites]
             rejected = [(site, selection) for site, selection in selected if selection.kernel is None]
             if not rejected:
@@ -76,22 +73,18 @@ class QuantizedSelector:
             self._assign(site, selection.kernel)
         return selected
 
-    def _find_kernels(self, counts: Mapping[str, int]) -> None:
-        """Find kernels of workloads: by a search for the first ones, with known configs for later epilogues."""
-        provider, deadline = self._provider, self._deadline
-        new = {text: count for text, count in counts.items() if text not in provider.available}
-        siblings = {text: self._searched[key] for text in new if (key := _strip_epilogue(text)) in self._searched}
-        searched = {text: count for text, count in new.items() if text not in siblings}
-        if searched:
-            search_deadline = deadline and kernels_deadline(
-                len(searched),
-                provider.torch_device,
-                deadline.shift_earlier((1 - SEARCH_FRACTION) * deadline.remaining_seconds),
-            )
-            find_layer_kernels(provider, searched, search_deadline)
-            self._searched.update({_strip_epilogue(text): text for text in searched})
-        if siblings:
-            provider.adopt_configs(siblings, deadline)
+    def _find_kernels(self, texts: Iterable[str]) -> None:
+        """Find kernels of workloads that have none, with the configs of those that differ in the epilogue only."""
+        provider = self._provider
+        missing = [text for text in dict.fromkeys(texts) if text not in provider.available]
+        if not missing:
+            return
+        known = {strip_epilogue(text): text for text in provider.available}
+        siblings = {text: known[key] for text in missing if (key := strip_epilogue(text)) in known}
+        with keep_workers_alive():
+            provider.adopt_configs(siblings, self._deadline)
+            others = {text: 1.0 for text in missing if text not in siblings}
+            provider.find_kernels(others, self._deadline)
 
     def _select(self, site: QuantizedSite) -> QuantizedSelection:
         """Measure a convolution, unless an equal one was measured."""
@@ -122,7 +115,9 @@ class QuantizedSelector:
         selection = QuantizedSelection()
         arguments = _make_arguments(site, former_arguments)
         expected = site.module(*arguments)
-        for kernel in self._provider.available[site.workload_text]:
+        for number, kernel in enumerate(self._provider.available[site.workload_text]):
+            if number and selection.kernel and self._deadline and self._deadline.has_passed:
+                break
             was_installed = operator.is_kernel_installed(kernel.name, kernel.torch_device)
             if problem := self._try_kernel(site, kernel, arguments, expected):
                 selection.reason = problem
@@ -178,7 +173,7 @@ def _make_arguments(site: QuantizedSite, former_arguments: list[torch.Tensor]) -
     return [rounded, *(lay_out(residual, CHANNELS_LAST) for residual in residuals)]
 
 
-def _strip_epilogue(text: str) -> str:
+def strip_epilogue(text: str) -> str:
     """Return the text of a workload without its epilogue, and with the default output."""
     workload: Any = parse(text)
     result: str = replace(workload, epilogue=(), out_dtype="").text

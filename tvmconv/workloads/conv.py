@@ -44,9 +44,9 @@ class Conv(ConvOperator):
             quantization.validate_output(self.dtype, self.epilogue, self.output_dtype, num_products)
             if self.out_dtype == quantization.select_output_dtype(self.dtype, self.epilogue):
                 object.__setattr__(self, "out_dtype", "")
-        elif self.out_dtype or epilogue.QUANTIZE in self.epilogue:
+        elif self.out_dtype or (ops := [op for op in self.epilogue if op in (epilogue.QUANTIZE, epilogue.ZERO_POINT)]):
             accepted = ", ".join(dtypes.DTYPES[name].text for name in dtypes.EIGHT_BIT_DTYPES)
-            option = f"out_dtype={quote(self.out_dtype)}" if self.out_dtype else f"epilogue={epilogue.QUANTIZE!r}"
+            option = f"out_dtype={quote(self.out_dtype)}" if self.out_dtype else f"epilogue={ops[0]!r}"
             raise WorkloadError(f"{option}: expected operands of {accepted}, not {dtypes.DTYPES[self.dtype].text}")
 
     @property

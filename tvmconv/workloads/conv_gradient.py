@@ -69,8 +69,9 @@ class DerivedConv(ConvOperator, ABC):
     def _check_views(self) -> None:
         if dtypes.DTYPES[self.dtype].has_8_bits:
             raise WorkloadError(f"dtype={quote(self.dtype)}: {self.operator} does not support it")
-        if self.returns_stats:
-            raise WorkloadError(f"epilogue={quote(epilogue.STATS)}: {self.operator} does not support it")
+        for name in (epilogue.STATS, epilogue.QUANTIZE, epilogue.ZERO_POINT):
+            if name in self.epilogue:
+                raise WorkloadError(f"epilogue={quote(name)}: {self.operator} does not support it")
         for name in self.epilogue:
             if self.EPILOGUE_OPS is not None and name not in self.EPILOGUE_OPS:
                 accepted = ", ".join(self.EPILOGUE_OPS)

@@ -51,6 +51,7 @@ class EpilogueOp:
 
 
 QUANTIZE = "quantize"  # operation before an output of 8 bits
+ZERO_POINT = "zero_point"  # operation after it, for outputs in i8 whose zero is another integer
 STATS = "stats"  # operation that leaves the output as it is, and returns the statistics of its channels
 
 _registry: dict[str, EpilogueOp] = {}

@@ -27,7 +27,7 @@ import numpy as np
 
 from tvmconv.errors import WorkloadError
 from tvmconv.workloads import dtypes
-from tvmconv.workloads.epilogue import QUANTIZE, STATS
+from tvmconv.workloads.epilogue import QUANTIZE, STATS, ZERO_POINT
 from tvmconv.workloads.text import quote
 
 if TYPE_CHECKING:
@@ -55,6 +55,7 @@ OUT_DTYPES = {
 # Smallest and largest finite number of the 8-bit types; larger results saturate.
 LIMITS = {"int8": (-128.0, 127.0), "float8_e4m3fn": (-448.0, 448.0), "float8_e5m2": (-57344.0, 57344.0)}
 ROUNDING_SHIFT = 1.25 * 2.0**23  # float32 numbers near it are integers; OpenCL text has its 7 digits
+MAX_ROUNDED = 1024.0  # size of rounded numbers, of which all larger ones saturate with any zero point
 FLOAT8_FORMATS = {"float8_e4m3fn": (3, 7), "float8_e5m2": (2, 15)}  # bits of the mantissa, and bias of the exponent
 FLOAT32_MANTISSA_BITS, FLOAT32_BIAS = 23, 127
 FLOAT32_NAN, FLOAT32_INFINITY, FLOAT32_SIZE = 0x7FC00000, 0x7F800000, 0x7FFFFFFF  # bits; the last has all but the sign
@@ -95,8 +96,12 @@ def validate_output(dtype: str, epilogue: tuple[str, ...], out_dtype: str, num_p
         raise WorkloadError(f"{text}: expected operands of {dtypes.INT8.text} and no epilogue")
     if STATS in epilogue:
         raise WorkloadError(f"epilogue={quote(epilogue)}: {STATS} needs operands of 16 or 32 bits")
-    if QUANTIZE in epilogue and epilogue[-1] != QUANTIZE:
-        raise WorkloadError(f"epilogue={quote(epilogue)}: expected {QUANTIZE} as the last operation")
+    last = (QUANTIZE, ZERO_POINT) if ZERO_POINT in epilogue else (QUANTIZE,)
+    if {*last} & {*epilogue} and epilogue[-len(last) :] != last:
+        plural = "s" * (len(last) - 1)
+        raise WorkloadError(f"epilogue={quote(epilogue)}: expected {' and '.join(last)} as the last operation{plural}")
+    if ZERO_POINT in epilogue and out_dtype != dtypes.INT8.name:
+        raise WorkloadError(f"{text}: expected an output of {dtypes.INT8.text} after {ZERO_POINT}")
     if (QUANTIZE in epilogue) != (out_dtype in LIMITS):
         raise WorkloadError(f"{text}: expected the operation {QUANTIZE} before outputs of 8 bits, and only there")
     if is_integer and num_products * 2**14 > MAX_INT32_SUM:
@@ -126,13 +131,21 @@ def limit_array(y: NDArray[np.float64], out_dtype: str) -> NDArray[np.float64]:
     return np.clip(y, *LIMITS[out_dtype]) if out_dtype in LIMITS else y
 
 
-def _round_to_integer(value: tirx.Expr) -> tirx.Expr:
+def _round_small(value: tirx.Expr) -> tirx.Expr:
     """Return a float32 number below 2^21 as int32, rounded to nearest even, by an addition that all devices have."""
     from tvm import tirx
 
     shift_bits = int(np.float32(ROUNDING_SHIFT).view(np.int32))
     bits = tirx.reinterpret("int32", value + tirx.const(ROUNDING_SHIFT, "float32"))
     return bits - tirx.const(shift_bits, "int32")
+
+
+def round_to_integer(value: tirx.Expr) -> tirx.Expr:
+    """Return a float32 number as int32, rounded to nearest even and limited to `MAX_ROUNDED`."""
+    from tvm import te, tirx
+
+    low, high = (tirx.const(limit, "float32") for limit in (-MAX_ROUNDED, MAX_ROUNDED))
+    return _round_small(te.max(te.min(value, high), low))
 
 
 def convert_expression(value: tirx.Expr, dtype: str) -> tirx.Expr:
@@ -147,7 +160,7 @@ def convert_expression(value: tirx.Expr, dtype: str) -> tirx.Expr:
     if dtype in FLOAT8_FORMATS:
         return _name_value(tirx.reinterpret("int32", value), lambda bits: _encode_float8(bits, dtype)).astype("uint8")
     low, high = (tirx.const(limit, "float32") for limit in LIMITS[dtype])
-    return _round_to_integer(te.max(te.min(value, high), low)).astype(dtype)
+    return _round_small(te.max(te.min(value, high), low)).astype(dtype)
 
 
 def _name_value(value: tirx.Expr, make_result: Callable[[tirx.Expr], tirx.Expr]) -> tirx.Expr:
@@ -176,7 +189,7 @@ def _encode_float8(bits: tirx.Expr, dtype: str) -> tirx.Expr:
     rounded = (size + ((1 << (shift - 1)) - 1) + ((size >> shift) & 1)) >> shift
     normal = rounded - ((FLOAT32_BIAS - bias) << mantissa)
     scaled = tirx.reinterpret("float32", size) * tirx.const(2.0 ** (bias - 1 + mantissa), "float32")
-    subnormal = _round_to_integer(te.min(scaled, tirx.const(2.0**mantissa, "float32")))
+    subnormal = _round_small(te.min(scaled, tirx.const(2.0**mantissa, "float32")))
     code = tirx.Select(size >= ((FLOAT32_BIAS + 1 - bias) << FLOAT32_MANTISSA_BITS), normal, subnormal)
     return tirx.Select((bits & FLOAT32_SIZE) > FLOAT32_INFINITY, 127, code) | ((bits >> 24) & 128)
 
