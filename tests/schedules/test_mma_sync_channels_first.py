@@ -9,6 +9,7 @@ import tvmconv as tc
 from tvmconv.analysis.memory.bank_conflicts import count_shared_accesses
 from tvmconv.analysis.races import find_races
 from tvmconv.errors import KnobError
+from tvmconv.registry import find_schedule
 
 SMALL = {"block_m": 32, "block_n": 32, "block_k": 32, "warps_m": 2, "warps_n": 1, "warps_k": 1, "stages": 3}
 SMALL |= {"split_k": 1, "tiles_per_block": 1, "split_k_reduction": "workspace"}
@@ -68,6 +69,14 @@ def test_loaders_of_a_workload(text, loaders):
     space = space_of(tc.parse(text), "mma_sync", "sm_80")
     knob = space.knobs.get("input_loader")
     assert (set(knob.options) if knob else None) == loaders
+
+
+def test_a_search_starts_with_each_loader():
+    w = tc.parse("conv2d:2x128x14x14,40x128x1x1,s1,p0,f16")
+    schedule = find_schedule(w, "mma_sync")
+    configs = [space_of(w, "mma_sync", "sm_80").default, *schedule.list_starting_configs(w)]
+    assert {config["input_loader"] for config in configs} == {"converted", "halo", "cp_async"}
+    assert schedule.list_starting_configs(tc.parse(w.text + ",nhwc")) == []
 
 
 def test_halo_rows_of_several_tiles_are_refused():

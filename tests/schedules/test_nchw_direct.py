@@ -7,8 +7,10 @@ from cubins import needs_nvrtc
 
 import tvmconv as tc
 from tvmconv import registry
-from tvmconv.analysis.memory.bank_conflicts import count_conflicts
+from tvmconv.analysis.memory.bank_conflicts import count_conflicts, count_shared_accesses
+from tvmconv.analysis.races import find_races
 from tvmconv.compiler.sass import count_instructions
+from tvmconv.errors import KnobError
 
 EPILOGUES = ((), ("bias", "relu"), ("add",), ("bias", "add", "silu"))
 OPERATORS = (tc.Conv1d, tc.Conv2d, tc.Conv2d, tc.Conv3d)
@@ -63,3 +65,39 @@ def test_columns_are_accessed_sixteen_bytes_at_a_time(schedule, filters, loads):
     assert sum(count for name, count in counts.items() if name.startswith("LDG") and "128" in name) == loads + 2
     assert sum(count for name, count in counts.items() if name.startswith("STG") and "128" in name) == 2
     assert kernel.resources.spills == 0
+
+
+@pytest.mark.sample(3)
+@pytest.mark.parametrize(
+    ("text", "config"),
+    [
+        (
+            "conv2d:2x8x14x14,8x1x3x3,s1,p1,g8,f16,bias,relu",
+            {"threads_c": 4, "tile_y": (-1, 2, 7), "tile_x": (-1, 7, 2)},
+        ),
+        ("conv2d:2x16x7x7,16x1x5x5,s1,p2,g16,bf16,add", {"threads_c": 8, "tile_y": (-1, 7, 1), "tile_x": (-1, 1, 7)}),
+        ("conv2d:1x8x12x11,8x1x3x3,s2,p1,g8,tf32", {"threads_c": 4, "tile_y": (-1, 3, 2), "tile_x": (-1, 2, 3)}),
+        ("conv1d:2x8x40,8x1x7,s1,p3,g8,f16,bias", {"threads_c": 2, "tile_y": (-1, 1, 1), "tile_x": (-1, 20, 2)}),
+    ],
+)
+def test_blocks_copy_whole_planes_to_shared_memory(text, config):
+    config |= {"vector": 1, "unroll_scope": "filter", "weight_scope": "shared", "input_scope": "shared"}
+    kernel = emulate.build_checked(text, "depthwise_nchw", config)
+    assert find_races(kernel) == []
+    space = registry.find_schedule(kernel.workload, "depthwise_nchw").space(kernel.workload)
+    used = space.compute_usage(space.point_from_config(kernel.config)[None]).shared_bytes[0]
+    assert used == kernel.executable.kernels[0].shared_bytes
+
+
+def test_only_whole_planes_are_copied_to_shared_memory():
+    config = {"vector": 1, "threads_c": 4, "tile_y": (-1, 1, 7), "tile_x": (-1, 7, 2), "input_scope": "shared"}
+    with pytest.raises(KnobError, match="a block computes whole planes"):
+        tc.build(tc.parse("conv2d:2x8x14x14,8x1x3x3,s1,p1,g8,f16"), "depthwise_nchw", arch="sm_90", config=config)
+
+
+def test_planes_in_shared_memory_are_read_from_distinct_banks():
+    config = {"vector": 1, "threads_c": 8, "tile_y": (-1, 1, 14), "tile_x": (-1, 7, 2), "input_scope": "shared"}
+    config |= {"unroll_scope": "filter", "weight_scope": "registers"}
+    kernel = emulate.build_checked("conv2d:1x8x14x14,8x1x3x3,s1,p1,g8,f16", "depthwise_nchw", config)
+    loads = [access for access in count_shared_accesses(kernel) if access.kind == "load"]
+    assert sum(access.wavefronts for access in loads) < 1.6 * sum(access.min_wavefronts for access in loads)

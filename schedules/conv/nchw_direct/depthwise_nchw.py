@@ -6,27 +6,33 @@ if their number divides the width of the image. The columns to the left and to t
 share, are loaded one by one; the L1 cache has them. Neighbouring threads compute neighbouring columns, then rows, then
 channels, so that a block has enough threads where images are small. No array is converted.
 
+A short row has few sectors, and a warp that loads single columns of several rows touches all of them each time. Blocks
+of small images may therefore copy whole planes to shared memory first, in vectors of 16 bytes (`input_scope`).
+
 It differs from `depthwise`, whose blocks stage the input in shared memory element by element. Elements of 16 bits
 profit most from the vectors.
 """
 
 from __future__ import annotations
 
-from typing import ClassVar
+import math
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, ClassVar
 
 from tvm.s_tir import Schedule
 
 from tvmconv.registry import schedule
 from tvmconv.requirements import CHANNELS_FIRST_LAYOUT, all_of
 from tvmconv.space import Knobs
-from tvmconv.target import MAX_THREADS_Z
+from tvmconv.target import MAX_THREADS_Z, STATIC_SHARED_BYTES
 from tvmconv.workloads import Conv
-from tvmconv.workloads.dtypes import FLOAT32
+from tvmconv.workloads.dtypes import FLOAT32, get_itemsize
 
 from ..nhwc_direct.depthwise_nhwc import DepthwiseConfig, DepthwiseNhwcKernel
-from ..nhwc_direct.strip_config import THREADS_C_CHOICES
+from ..nhwc_direct.strip_config import THREADS_C_CHOICES, StripConfig
 from ..nhwc_direct.strip_knobs import declare_knobs
 from ..nhwc_direct.strip_thread import build_conv_schedule
+from ..plane_shape import PLANE_NDIM
 from ..reduction import FLOAT_DTYPES, has_filter_per_channel
 from ..tile_config import Rule
 from ..transposed_view import TransposedView
@@ -40,6 +46,17 @@ LIMIT_OF_THREADS_Z: Rule = (
 class DepthwiseNchwConfig(DepthwiseConfig):
     """One config, or many configs as columns."""
 
+    REQUIREMENTS: ClassVar[Mapping[str, Callable[[StripConfig], Any]]] = {
+        **DepthwiseConfig.REQUIREMENTS,
+        "a block computes whole planes of channels whose input planes are in shared memory": lambda config: (
+            ~config.is_input_shared
+            | (
+                (config.rows.block * config.columns.block == 1)
+                & (config.channels.thread * math.prod(config.shape.input_size) % config.copied_vector == 0)
+            )
+        ),
+    }
+
     HAS_INNERMOST_CHANNELS: ClassVar[bool] = False
     LIMIT_OF_THREADS_Z: ClassVar[Rule] = LIMIT_OF_THREADS_Z
 
@@ -47,6 +64,14 @@ class DepthwiseNchwConfig(DepthwiseConfig):
     def list_threads_c_choices(cls, w: Conv | TransposedView) -> tuple[int, ...]:
         """Return the options for threads per block along the channels, none of which are idle."""
         return tuple(threads for threads in THREADS_C_CHOICES if w.O % threads == 0)
+
+    @classmethod
+    def list_own_choices(cls, w: Conv | TransposedView) -> dict[str, Sequence[Any]]:
+        """Return the options of the knobs besides those of the strip."""
+        choices = super().list_own_choices(w)
+        plane_bytes = math.prod(w.input_size) * get_itemsize(w.storage)
+        has_planes = w.spatial_ndim < PLANE_NDIM and w.O == w.C and plane_bytes <= STATIC_SHARED_BYTES // 2
+        return {**choices, "input_scope": ("global", "shared")} if has_planes else choices
 
 
 def is_promising(w: Conv) -> bool:

@@ -56,6 +56,7 @@ from .strip_thread import (
     emit_vector_copy,
     list_row_residues,
     load_filters_to_smem,
+    load_planes_to_smem,
     make_strip_epilogue,
 )
 
@@ -142,6 +143,8 @@ class DepthwiseNhwcKernel:
 
     def emit(self) -> None:
         """Emit the thread's work."""
+        if self.config.input_scope == "shared":
+            self.input_window.planes = load_planes_to_smem(self.thread)
         if self.config.weight_scope == "shared":
             self.smem_filters = load_filters_to_smem(self.thread)
         elif self.config.weight_scope == "registers":

@@ -17,12 +17,21 @@ from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
 
-from tvmconv.arithmetic import ceil_div
+from tvmconv.arithmetic import ceil_div, round_up
 from tvmconv.fitted_latency import H200_FIT
 from tvmconv.space import Columns, Tile
 from tvmconv.space.factors import list_divisors
 from tvmconv.space.search_space import ResourceUsage
-from tvmconv.target import H200, LINE_BYTES, MAX_THREADS_Z, SCHEDULERS, SECTOR_BYTES, STATIC_SHARED_BYTES, WARP_SIZE
+from tvmconv.target import (
+    H200,
+    LINE_BYTES,
+    MAX_THREADS_Z,
+    NUM_BANKS,
+    SCHEDULERS,
+    SECTOR_BYTES,
+    STATIC_SHARED_BYTES,
+    WARP_SIZE,
+)
 from tvmconv.workloads import Conv
 from tvmconv.workloads.dtypes import get_itemsize
 from tvmconv.workloads.layout import CHANNELS_FIRST
@@ -37,6 +46,7 @@ MAX_LOAD_BYTES = 16  # maximum bytes per load or store instruction
 LEVELS = ("block", "thread", "local")
 VECTOR_CHOICES = (8, 4, 2, 1)  # channels per thread
 THREADS_C_CHOICES = (1, 2, 4, 8, 16, 32, 64)
+SHARED_ROW_WAVEFRONTS = 1.5  # wavefronts of a load of rows that lie in shared memory as in global memory, counted
 MAX_PRODUCTS = 2048  # unrolled products per thread, for which NVRTC takes two seconds
 MAX_DEFAULT_LIVE_REGISTERS = 128  # some kernels spill registers beyond this
 
@@ -81,6 +91,7 @@ class StripConfig(ABC):
     # Memory from which threads read the filters: transposed in shared memory, in registers, or in global memory.
     weight_scope: Any
     block_k: Any = 1  # input channels per k-tile
+    input_scope: Any = "global"  # Memory from which threads read the input; a block copies whole planes to "shared".
 
     @classmethod
     def from_columns(cls, w: Conv | TransposedView, columns: Columns) -> StripConfig:
@@ -283,9 +294,39 @@ class StripConfig(ABC):
         return self.num_taps * self.channels_per_group * block_channels * get_itemsize(self.w.storage)
 
     @property
+    def is_input_shared(self) -> Any:
+        """Whether the input planes of a block are in shared memory."""
+        return np.equal(self.input_scope, "shared")
+
+    @property
+    def block_input_bytes(self) -> Any:
+        """Bytes in shared memory of the input planes of a block's channels, each of which has a plane of its own."""
+        return self.channels.thread * self.plane_pitch * get_itemsize(self.w.storage)
+
+    @property
+    def copied_vector(self) -> int:
+        """Elements of a vector of planes that a thread copies to shared memory: of one plane, or at most a word."""
+        max_elements = MAX_LOAD_BYTES // get_itemsize(self.w.storage)
+        vector = math.gcd(math.prod(self.shape.input_size), max_elements)
+        return vector if vector * get_itemsize(self.w.storage) >= WORD_BYTES else max_elements
+
+    @property
+    def plane_pitch(self) -> int:
+        """Elements from a plane in shared memory to the next, so that their first rows are in distinct banks."""
+        pixels, vector, itemsize = math.prod(self.shape.input_size), self.copied_vector, get_itemsize(self.w.storage)
+        period, row = NUM_BANKS * WORD_BYTES // itemsize, round_up(self.shape.input_size[-1], vector)
+        return pixels + (row - pixels) % period if pixels % vector == 0 else pixels
+
+    @property
+    def allocated_bytes(self) -> Any:
+        """Bytes of shared memory per block."""
+        filter_bytes = np.where(self.is_weight_shared, self.shared_bytes, 0)
+        return filter_bytes + np.where(self.is_input_shared, self.block_input_bytes, 0)
+
+    @property
     def fits_shared_memory(self) -> Any:
-        """Whether a block's filters fit shared memory, if they are there."""
-        return ~self.is_weight_shared | (self.shared_bytes <= STATIC_SHARED_BYTES)
+        """Whether what a block has in shared memory fits."""
+        return self.allocated_bytes <= STATIC_SHARED_BYTES
 
     @property
     def halo_ratio(self) -> Any:
@@ -312,7 +353,8 @@ class StripConfig(ABC):
             self.is_weight_shared, 3 * shared_elements / self.num_threads, traffic.scattered_instructions
         )
         issue_cycles = (issued_instructions + fit.overhead_instructions) * (np.maximum(1, warps / SCHEDULERS) + 0.5)
-        read_cycles = warps * self._count_read_cycles(traffic)
+        copied_lines = np.where(self.is_input_shared, 2 * self.block_input_bytes / LINE_BYTES, 0)  # loaded and stored
+        read_cycles = warps * self._count_read_cycles(traffic) + blocks_per_sm * copied_lines
         memory_cycles = blocks_per_sm * self._count_block_bytes(traffic) / fit.l2_bytes_per_cycle
         return combine_overlapping(issue_cycles, read_cycles, memory_cycles)
 
@@ -325,7 +367,10 @@ class StripConfig(ABC):
         if self.w.layout == CHANNELS_FIRST:  # the lanes of a warp read columns of a row
             l1_lines = np.maximum(1, self.columns.local * self.shape.strides[2] * itemsize * WARP_SIZE / LINE_BYTES)
         if self.has_column_vectors:
-            l1_lines = self._count_lines_of_columns(itemsize)
+            shared_wavefronts = SHARED_ROW_WAVEFRONTS * np.maximum(
+                1, self.columns.local * itemsize * WARP_SIZE / LINE_BYTES
+            )
+            l1_lines = np.where(self.is_input_shared, shared_wavefronts, self._count_lines_of_columns(itemsize))
         return (
             self.loaded_vectors * l1_lines
             + np.where(self.is_weight_shared, traffic.filter_vectors, 0) * wavefronts
@@ -371,7 +416,7 @@ class StripConfig(ABC):
         config = cls.from_columns(w, columns)
         return ResourceUsage(
             threads=config.num_threads,
-            shared_bytes=np.where(config.is_weight_shared, config.shared_bytes, 0),
+            shared_bytes=config.allocated_bytes,
             accumulators=config.num_accumulators,
             blocks=config.num_blocks,
             all_threads=config.num_blocks * config.num_threads,

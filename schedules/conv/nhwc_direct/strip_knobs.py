@@ -51,14 +51,14 @@ def declare_knobs(kind: type[StripConfig], k: Knobs, w: Conv | TransposedView) -
         default["local"] = defaults[name] // step
         k.tile(f"tile_{name}", num_steps, LEVELS, default, overhang=select_max_overhang(num_steps))
     for name, choices in kind.list_own_choices(w).items():
-        k.choice(name, choices, defaults[name])
+        k.choice(name, choices, defaults[name], missing=choices[0] if name == "input_scope" else None)
 
     # Small planes have few outputs.
     min_threads = min(MIN_THREADS, ceil_div(w.O * math.prod(plane), 4 * math.prod(shape.upsampling)))
     required: list[Rule] = [
         (f"at most {MAX_PRODUCTS} unrolled products per thread", lambda t: t.num_products <= MAX_PRODUCTS),
         (
-            f"at most {STATIC_SHARED_BYTES} bytes of shared memory for a block's filters",
+            f"at most {STATIC_SHARED_BYTES} bytes of shared memory for a block's filters and input planes",
             lambda t: t.fits_shared_memory,
         ),
         kind.LIMIT_OF_THREADS_Z,

@@ -175,6 +175,31 @@ def load_filters_to_smem(thread: StripThread) -> Any:
     return shared
 
 
+def load_planes_to_smem(thread: StripThread) -> Any:
+    """Copy the input planes of a block's channels, which are contiguous, to shared memory."""
+    config, shape, dtype = thread.config, thread.shape, thread.config.w.storage
+    pixels, width, pitch = math.prod(shape.input_size), config.copied_vector, config.plane_pitch
+    num_planes = int(config.channels.thread)
+    shared = IRBuilder.name("planes", T.sblock_alloc_buffer((num_planes * pitch,), dtype, scope="shared"))
+    num_vectors = num_planes * pixels // width
+    with serial_loop(ceil_div(num_vectors, config.num_threads), "copy") as copy_idx:
+        first = (copy_idx * config.num_threads + thread.thread_idx) * width
+
+        def read_input(
+            lane: Any,
+        ) -> Any:  # vectors may cross the ends of rows and planes: their index is that of a line
+            column = thread.block_channel * pixels + first + lane
+            return thread.arrays["X"][shape.array_index(thread.image, (0, 0, column), 0)]
+
+        emit_guarded(
+            [first < num_planes * pixels] * (num_vectors % config.num_threads > 0),
+            lambda: emit_vector_copy(
+                width, shared, lambda lane: (first + first // pixels * (pitch - pixels) + lane,), read_input
+            ),
+        )
+    return shared
+
+
 @dataclass(frozen=True)
 class RowResidue:
     """Filter rows that meet inputs of the same output rows: those at a distance of `period`, from `first` on.
@@ -215,6 +240,7 @@ class InputWindow:
     def __init__(self, thread: StripThread, vector_elements: int, num_rows: int, num_unrolled_taps: int) -> None:
         w, shape = thread.config.w, thread.shape
         self._thread, self._shape, self._vector_elements = thread, shape, vector_elements
+        self.planes: Any = None  # input planes of the block in shared memory; None if threads read global memory
         self._has_whole_filter_rows = num_unrolled_taps == shape.kernel_size[-1]
         stride = shape.strides[-1]
         offsets = shape.list_input_offsets(COLUMN_AXIS, thread.config.columns.local, num_unrolled_taps)
@@ -316,6 +342,9 @@ class InputWindow:
             emit_vector_copy(num_lanes, self.values, get_target, get_value)
 
         def read_input(lane: Any) -> Any:
+            if self.planes is not None:
+                pixel = row * shape.input_size[COLUMN_AXIS] + column + (lane if num_columns > 1 else 0)
+                return self.planes[(channel - thread.block_channel) * thread.config.plane_pitch + pixel]
             index = shape.array_index(thread.image, coords, channel + lane)
             if num_columns > 1:
                 index = shape.array_index(thread.image, (plane, row, column + lane), channel)

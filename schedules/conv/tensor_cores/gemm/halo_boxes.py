@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import functools
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -160,7 +161,7 @@ class PixelBoxes:
 
 @dataclass(frozen=True)
 class GatheredBoxes(PixelBoxes):
-    """Boxes that threads copy by cp.async. Those of a channel are side by side, unless boxes are planes."""
+    """Boxes that threads copy by cp.async: groups of eight pixels, those of a channel side by side, or planes."""
 
     @property
     def pitch_bytes(self) -> int:
@@ -187,7 +188,11 @@ def choose_pixel_boxes(w: Conv, block_m: int, block_k: int) -> PixelBoxes:
         block_m: Rows of the product per work tile.
         block_k: Channels per stage of halo rows, a power of two.
     """
-    boxes = _choose_box_size(w, block_m, copies_planes(w))
+    pixels, itemsize = math.prod(w.input_size), HaloImage(w).itemsize
+    vector = count_vector_pixels(pixels, itemsize)
+    max_pixels = maps.MAX_BOX_ELEMENTS if vector * itemsize == CHUNK_BYTES else vector * WARP_SIZE
+    sizes = (pixels,) if copies_planes(w) else tuple(range(3 * GROUP, max_pixels, 2 * GROUP))
+    boxes = _choose_box_size(w, block_m, sizes, copies_planes(w))
     channels_per_group = w.C // w.groups
     while boxes.uses_tma and 2 * boxes.channels <= block_k and 2 * boxes.nbytes <= MAX_COPY_BYTES:
         if boxes.are_planes and channels_per_group % (2 * boxes.channels):
@@ -198,17 +203,17 @@ def choose_pixel_boxes(w: Conv, block_m: int, block_k: int) -> PixelBoxes:
 
 def choose_gathered_boxes(w: Conv, block_m: int, block_k: int) -> GatheredBoxes:
     """Return the boxes that threads copy by cp.async, with all channels of a block; the arguments are as above."""
-    are_planes = count_vector_pixels(math.prod(w.input_size), HaloImage(w).itemsize) == 0
-    return GatheredBoxes(**vars(_choose_box_size(w, block_m, are_planes)) | {"channels": block_k})
+    pixels = math.prod(w.input_size)
+    are_planes = count_vector_pixels(pixels, HaloImage(w).itemsize) == 0
+    boxes = _choose_box_size(w, block_m, (pixels if are_planes else GROUP,), are_planes)
+    return GatheredBoxes(**vars(boxes) | {"channels": block_k})
 
 
 @functools.lru_cache(maxsize=1024)
-def _choose_box_size(w: Conv, block_m: int, are_planes: bool) -> PixelBoxes:
-    """Return the boxes that are copied fastest by the number and length of their rows."""
+def _choose_box_size(w: Conv, block_m: int, sizes: Sequence[int], are_planes: bool) -> PixelBoxes:
+    """Return the boxes of one of several sizes in pixels that are copied fastest by the number and length of rows."""
     image, pixels = HaloImage(w), math.prod(w.input_size)
-    vector, bounds = count_vector_pixels(pixels, image.itemsize), _list_pixel_bounds(image, block_m)
-    max_pixels = maps.MAX_BOX_ELEMENTS if vector * image.itemsize == CHUNK_BYTES else vector * WARP_SIZE
-    sizes = [pixels] if are_planes else range(3 * GROUP, max_pixels, 2 * GROUP)
+    bounds = _list_pixel_bounds(image, block_m)
     options = []
     for box_pixels in sizes:
         per_plane = ceil_div(pixels, box_pixels)

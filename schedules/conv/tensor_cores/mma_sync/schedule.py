@@ -14,7 +14,8 @@ It does what `tensor_core` does by rewriting. Emitting each instruction allows w
   many channels. The partial sums meet in the shared memory of a cluster (sm_90 and later), or in a workspace that a
   second kernel reads.
 - An output that is channels first is staged with the pixels of a channel in a row, and stored in vectors of pixels. An
-  input that is channels first is transposed by a launch of its own.
+  input that is channels first is transposed in shared memory, once for all taps, or copied to an MN-major tile for
+  filters of one tap (`input_loader`). Otherwise a launch of its own transposes it.
 - A block computes several tiles in turn (`tiles_per_block`) if there are many: while it stores one tile, the operands
   of the next are being copied.
 
@@ -34,7 +35,7 @@ from tvmconv.requirements import all_of
 from tvmconv.space import Columns, Knobs
 from tvmconv.space.search_space import ResourceUsage
 from tvmconv.workloads import Conv
-from tvmconv.workloads.dtypes import EIGHT_BIT_DTYPES, FLOAT8_DTYPES, INT8
+from tvmconv.workloads.dtypes import EIGHT_BIT_DTYPES, FLOAT8_DTYPES, INT8, get_itemsize
 from tvmconv.workloads.features import ALL_FEATURES
 from tvmconv.workloads.layout import CHANNELS_FIRST, CHANNELS_LAST
 
@@ -42,10 +43,10 @@ from ...layout_conversion import build_channels_last_schedule, estimate_input_co
 from ..eight_bit_requirements import CHANNELS_LAST_EIGHT_BITS, PAIRED_EIGHT_BITS
 from ..implicit_gemm_shape import VECTOR_BYTES, ImplicitGemmShape
 from ..space_to_depth import fold_filter_row_into_channels
-from .input_loader import CONVERTED, INPUT_LOADER, list_input_loaders
+from .input_loader import CONVERTED, INPUT_LOADER, list_input_loaders, rank_loader_defaults
 from .kernel import emit_kernels
 from .knobs import compute_usage, declare_knobs
-from .tile_config import MMA_N
+from .tile_config import MMA_N, list_options
 
 DTYPES = ("float16", "bfloat16", "tf32")  # those of gradients, too
 
@@ -78,6 +79,13 @@ def choose_loaders(w: Conv) -> tuple[str, ...]:
     return list_input_loaders(view(w)) if is_channels_first and view(w) == w.to_channels_last() else ()
 
 
+def list_starting_configs(w: Conv) -> list[dict[str, Any]]:
+    """Return the best config of each other loader than that of the default."""
+    loaders, names = choose_loaders(w), (*list_options(get_itemsize(w.storage)), INPUT_LOADER)
+    ranking = rank_loader_defaults(view(w), loaders) if loaders else []
+    return [{name: getattr(config, name) for name in names} for _, config in ranking[1:]]
+
+
 def is_promising(w: Conv) -> bool:
     """Return whether there is one group, or each group fills 16-byte chunks and half an mma."""
     gemm = ImplicitGemmShape.from_workload(w)
@@ -100,6 +108,7 @@ OPTIONS: dict[str, Any] = {  # of both schedules
     "usage": compute_layout_usage,
     "condition": all_of(CHANNELS_LAST_EIGHT_BITS, PAIRED_EIGHT_BITS, stages_stats, has_accessible_tensors),
     "search_if": is_promising,
+    "starting_configs": list_starting_configs,
     "supersedes": ("direct", "implicit_gemm", "tensor_core"),
     "device_kinds": ("cuda",),
     "computes_stats": True,
