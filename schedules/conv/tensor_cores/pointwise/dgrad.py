@@ -102,7 +102,7 @@ def emit_kernel(config: PointwiseConfig, arguments: dict[str, Buffer]) -> None:
         emit_ptx("griddepcontrol.wait")
         allow_dependent_launch()
         tile = Register("tile", value=cta.index * warps + cta.thread.warp)
-        pixels = PixelTile.allocate(config, arguments, cta.thread)
+        pixels = RegisterTile.allocate(config, arguments, cta.thread)
         pixels.load(tile.value)
         copy_filters(config, arguments["K"], smem, cta.thread.thread)
         emit_call(T.cuda.cta_sync())
@@ -153,7 +153,7 @@ def copy_filters(config: PointwiseConfig, filters: Buffer, smem: Expr, thread: E
 
 
 @dataclass(frozen=True)
-class PixelTile:
+class RegisterTile:
     """The pixels of a warp and their sums, in registers."""
 
     config: PointwiseConfig
@@ -164,7 +164,7 @@ class PixelTile:
     fragment: Buffer  # operand A of an mma
 
     @classmethod
-    def allocate(cls, config: PointwiseConfig, arguments: dict[str, Buffer], thread: ThreadPosition) -> PixelTile:
+    def allocate(cls, config: PointwiseConfig, arguments: dict[str, Buffer], thread: ThreadPosition) -> RegisterTile:
         """Allocate the registers."""
         words = allocate("pixels", int(config.k_groups * config.pixel_octets * 4), "uint32")
         sums, fragment = allocate("sums", int(config.num_accumulators), "float32"), allocate("filters", 4, "uint32")
