@@ -6,6 +6,8 @@ import pytest
 from cubins import check_spills, needs_nvrtc, space_of
 
 import tvmconv as tc
+from tvmconv.devices import Arch
+from tvmconv.registry import find_schedule
 
 SMALL = {"block_m": 16, "block_n": 16, "block_k": 64, "warps_m": 1, "warps_n": 1, "warps_k": 1, "stages": 3}
 WGRADS = [
@@ -13,6 +15,7 @@ WGRADS = [
     ("conv2d_wgrad:3x24x11x9,40x24x3x3,s2,p2x1x0x1,d2,tf32,nhwc", {"block_n": 32, "block_k": 32, "warps_k": 2}),
     ("conv2d_wgrad:2x3x20x21,24x3x7x7,s2,p3,bf16,nhwc,out-f32", {"block_m": 32, "block_n": 128, "warps_n": 4}),
     ("conv2d_wgrad:2x40x7x9,48x20x3x3,s1,p1,g2,f16,add", {"block_m": 32, "warps_m": 2, "block_n": 32}),
+    ("conv2d_wgrad:3x20x7x9,40x20x1x1,s1,p0,tf32,nhwc", {"block_m": 64, "block_n": 32, "block_k": 16, "warps_m": 2}),
     ("conv1d_wgrad:2x18x70,40x18x5,s3,p2,tf32,add", {"block_n": 128, "warps_n": 4, "block_k": 16}),
 ]
 
@@ -115,3 +118,13 @@ def test_gradients_of_inputs_compile_without_spills(arch, stride):
 @needs_nvrtc
 def test_halo_wgrad_compiles_without_spills():
     check_spills(tc.parse("conv2d_wgrad:32x64x56x56,64x64x3x3,s1,p1,tf32,nhwc"), "halo_mma_sync", "sm_90")
+
+
+@pytest.mark.parametrize("text", ["32x256x14x14,1024x256x1x1,s1,p0,tf32", "32x24x56x56,72x24x1x1,s1,p0,f16"])
+def test_a_search_of_a_wgrad_starts_with_several_tiles(text):
+    w = tc.parse(f"conv2d_wgrad:{text},nhwc")
+    schedule = find_schedule(w, "mma_sync")
+    space, configs = schedule.space(w, Arch("sm_90").limits), schedule.list_starting_configs(w)
+    assert space.is_legal(np.stack([space.point_from_config(config) for config in configs])).all()
+    tiles = [(config["block_m"], config["block_n"]) for config in (space.default, *configs)]
+    assert len(set(tiles)) == len(tiles) == 5

@@ -25,6 +25,7 @@ SCHEDULES = {
     "halo_mma_sync",
     "hopper",
     "mma_sync",
+    "pointwise_mma_sync",
     "stem",
     "winograd_hopper",
 }

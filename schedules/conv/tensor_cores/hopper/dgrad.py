@@ -32,7 +32,7 @@ from ..gemm.channels_first_epilogue import ChannelsFirstOutput
 from ..gemm.problem import make_dgrad
 from ..implicit_gemm_shape import ACCUMULATOR_BYTES, VECTOR_BYTES, ImplicitGemmShape
 from . import strided_dgrad
-from .constraints import require_whole_slices
+from .constraints import prune_narrow_boxes, require_whole_slices
 from .kernel import emit_kernel
 from .knobs import compute_usage, declare_knobs, list_starting_configs, require_channels_first_output
 from .latency import select_default_config
@@ -101,6 +101,9 @@ def hopper(s: Schedule, w: InputGradient, k: Knobs) -> Schedule:
         config = declare_knobs(conv, k, b_is_mn_major=True)
         description, predicate = require_whole_slices(conv.storage)
         k.require(description, lambda c: predicate(HopperTileConfig.of_workload(c, conv)))
+        if get_itemsize(w.storage) < ACCUMULATOR_BYTES:
+            description, is_wide = prune_narrow_boxes(conv.O // conv.groups)
+            k.prune(description, lambda c: is_wide(HopperTileConfig.of_workload(c, conv)))
         stores_pixels = w.layout == CHANNELS_FIRST
         if stores_pixels:
             require_channels_first_output(conv, k)

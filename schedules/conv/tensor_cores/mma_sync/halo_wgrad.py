@@ -126,8 +126,8 @@ class HaloWgradKernel:
         self._tiles = PixelTiles.allocate(config, cta.split, smem, self._tiling)
         atom, tiling = self._tiling.atom, self._tiling
         self._a_fragments = allocate("a_fragments", tiling.mmas_m * atom.a_registers, "uint32")
-        self._b_fragments = allocate("b_fragments", 2 * atom.b_registers, "uint32")
-        self._tap_offsets = allocate("tap_offset", tiling.mmas_n // 2, "uint32")
+        self._b_fragments = allocate("b_fragments", config.unit_mmas * atom.b_registers, "uint32")
+        self._tap_offsets = allocate("tap_offset", tiling.mmas_n // config.unit_mmas, "uint32")
 
     def emit(self, workspace: Buffer) -> None:
         """Emit the kernel, which stores or adds its sums to an array (parts, filters of a group, groups, columns)."""
@@ -180,18 +180,17 @@ class HaloWgradKernel:
             self._window.copy(window, block.first_channel, channels, *threads, locate_input)
 
     def _locate_taps(self) -> None:
-        """Compute the offsets in the window of each pair of instructions along the columns, for this lane."""
+        """Compute the offsets in the window of each unit of instructions along the columns, for this lane."""
         config, tiling, lane = self._config, self._tiling, self._tiling.thread.lane
         (dilation_y, dilation_x), taps_x = config.forward.dilation, config.w.kernel[1]
-        itemsize = config.itemsize
+        itemsize, unit = config.itemsize, config.unit_mmas * tiling.atom.n
         lane_bytes = lane // 4 * itemsize if itemsize == WORD_BYTES else lane // 16 * (8 * itemsize)
-        with unrolled_loop(tiling.mmas_n // 2, "j") as pair:  # sums of columns that do not exist are not stored
-            column = tiling.first_column + pair * COLUMN_UNIT
-            column = T.min(column, int(config.num_columns) - COLUMN_UNIT)
+        with unrolled_loop(tiling.mmas_n // config.unit_mmas, "j") as j:  # columns that do not exist are not stored
+            column = T.min(tiling.first_column + j * unit, int(config.num_columns) - unit)
             tap, channel = column // config.block_c, column % config.block_c
             pixel = tap // taps_x * (dilation_y * self._window_columns) + tap % taps_x * dilation_x
             offset = pixel * self._window.pitch_bytes + channel * itemsize + lane_bytes
-            store(self._tap_offsets, pair, to_uint32(offset))
+            store(self._tap_offsets, j, to_uint32(offset))
 
     def _multiply(self, stage: Expr) -> None:
         """Multiply the pixels of a tile, those of an mma at a time."""
@@ -204,20 +203,18 @@ class HaloWgradKernel:
         is_wide = atom.itemsize == WORD_BYTES
         (self._load_wide_gradient if is_wide else self._load_gradient)(stage, first_pixel)
         addresses = self._locate_window_pixels(stage + to_uint32(gradient_bytes), first_pixel)
-        for pair in range(tiling.mmas_n // 2):
-            registers = [self._b_fragments[e] for e in range(2 * atom.b_registers)]
+        unit_mmas, size = self._config.unit_mmas, atom.b_registers
+        for unit in range(tiling.mmas_n // unit_mmas):
+            registers = [self._b_fragments[e] for e in range(unit_mmas * size)]
             if is_wide:
-                tap = [address + self._tap_offsets[pair] for address in addresses]
-                for e, register in enumerate(registers):
-                    position = tap[e % 2] + to_uint32(e // 2 * atom.n * WORD_BYTES)
-                    emit_ptx("ld.shared.b32", register, position)
+                for register, address in zip(registers, addresses, strict=True):
+                    emit_ptx("ld.shared.b32", register, address + self._tap_offsets[unit])
             else:
-                ldmatrix_x4(registers, addresses[0] + self._tap_offsets[pair], transposed=True)
+                ldmatrix_x4(registers, addresses[0] + self._tap_offsets[unit], transposed=True)
             for mma_m in range(tiling.mmas_m):
-                for e in range(2):
-                    b_fragment = registers[e * atom.b_registers : (e + 1) * atom.b_registers]
-                    a_fragment = self._a_registers(mma_m)
-                    tiling.multiply(self._tiles.accumulators, mma_m, 2 * pair + e, a_fragment, b_fragment)
+                for e in range(unit_mmas):
+                    b_fragment, a_fragment = registers[e * size : (e + 1) * size], self._a_registers(mma_m)
+                    tiling.multiply(self._tiles.accumulators, mma_m, unit_mmas * unit + e, a_fragment, b_fragment)
 
     def _load_wide_gradient(self, stage: Expr, first_pixel: Expr) -> None:
         """Load the fragments of dY of 32 bits."""

@@ -128,14 +128,20 @@ class HaloWgradConfig(PixelTileConfig):
     @property
     def mmas_n(self) -> Any:
         """Instructions of a warp along the columns."""
-        return 2 * ceil_div(self.num_columns // COLUMN_UNIT, self.warps_n)
+        num_units = self.num_columns // (self.unit_mmas * MmaSyncAtom.n)
+        return self.unit_mmas * ceil_div(num_units, self.warps_n)
+
+    @property
+    def unit_mmas(self) -> int:
+        """Instructions along the columns whose operands B a lane loads at once: an `ldmatrix` has those of two."""
+        return 1 if self.itemsize == ACCUMULATOR_BYTES else 2
 
     @property
     def registers(self) -> Any:
         """Estimated registers per thread."""
         fragments = MmaSyncAtom.a_registers * self.mmas_m + 2 * MmaSyncAtom.b_registers
         overhead = OVERHEAD_REGISTERS + (self.block_q % self.mma_pixels > 0) * DIVISION_REGISTERS
-        return self.num_accumulators + fragments + self.mmas_n // 2 + overhead
+        return self.num_accumulators + fragments + self.mmas_n // self.unit_mmas + overhead
 
     @property
     def blocks_m(self) -> Any:

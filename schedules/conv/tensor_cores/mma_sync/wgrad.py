@@ -32,7 +32,12 @@ from ..wgrad_sums import declare_atomics, emit_wgrad, make_wgrad_shape
 from .kernel import make_mainloop, make_tiling
 from .schedule import DTYPES
 from .tile_config import MMA_M, MMA_N, MmaSyncTileConfig
-from .wgrad_config import compute_wgrad_smem_bytes, compute_wgrad_usage, declare_wgrad_knobs
+from .wgrad_config import (
+    compute_wgrad_smem_bytes,
+    compute_wgrad_usage,
+    declare_wgrad_knobs,
+    list_wgrad_starting_configs,
+)
 
 
 def has_enough_channels(w: WeightGradient) -> bool:
@@ -45,6 +50,7 @@ def has_enough_channels(w: WeightGradient) -> bool:
     dtypes=DTYPES,
     usage=compute_wgrad_usage,
     search_if=has_enough_channels,
+    starting_configs=list_wgrad_starting_configs,
     supersedes=("implicit_gemm", "tiling"),
     device_kinds=("cuda",),
     min_arch=80,

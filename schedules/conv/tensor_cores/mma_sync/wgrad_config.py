@@ -27,6 +27,7 @@ BLOCK_CHOICES = (16, 32, 64, 128, 256)  # powers of two, so that threads copy wh
 PARTS_CHOICES = (1, 2, 3, 4, 6, 8, 11, 16, 22, 29, 33, 44, 66, 88, 132, 264)
 MAX_DEFAULT_WARPS = 8
 # A CTA has one output tile, and its sums go to a workspace.
+STARTING_TILES = 4  # tiles of the configs with which a search starts, besides that of the default
 FIXED_KNOBS: dict[str, Any] = {"split_k_reduction": "workspace", "tiles_per_block": 1}
 
 
@@ -72,15 +73,31 @@ def list_wgrad_prunings(shape: ImplicitGemmShape) -> list[Rule]:
     ]
 
 
-@functools.lru_cache(maxsize=64)
 def select_wgrad_default(shape: ImplicitGemmShape) -> tuple[MmaSyncTileConfig, float]:
     """Return the config with the best estimate among those that every GPU since sm_80 can run, and the estimate."""
+    return list_best_wgrad_configs(shape)[0]
+
+
+@functools.lru_cache(maxsize=64)
+def list_best_wgrad_configs(shape: ImplicitGemmShape) -> list[tuple[MmaSyncTileConfig, float]]:
+    """Return the configs with the best estimates, one for each size of the tile, and the estimates in microseconds."""
     configs = _list_wgrad_candidates(shape.itemsize, shape.spatial_ndim)
     is_allowed = configs.has_k_tile_in_each_part(shape)
     is_tight = (configs.block_m < 2 * max(shape.m, 16)) & (configs.block_n < 2 * max(shape.n, 16))
     estimates = np.where(is_allowed & is_tight, estimate_latency_us(configs, shape), np.inf)
-    index = int(np.argmin(estimates))
-    return configs.row(index), float(estimates[index])
+    order = np.argsort(estimates, kind="stable")
+    _, first_of_tile = np.unique((configs.block_m << 16 | configs.block_n)[order], return_index=True)
+    best = order[np.sort(first_of_tile)[: STARTING_TILES + 1]].tolist()
+    return [(configs.row(index), float(estimates[index])) for index in best if np.isfinite(estimates[index])]
+
+
+def list_wgrad_starting_configs(w: WeightGradient) -> list[dict[str, Any]]:
+    """Return the configs with which a search starts besides the default: the best estimates of other tiles."""
+    shape = make_wgrad_shape(w)
+    return [
+        {name: getattr(config, name) for name in list_wgrad_options(shape.itemsize)}
+        for config, _ in list_best_wgrad_configs(shape)[1:]
+    ]
 
 
 @functools.cache

@@ -21,6 +21,7 @@ from tvm.script import tirx as T  # noqa: N812  (TVM's own name for it)
 from tvmconv.arithmetic import ceil_div
 from tvmconv.registry import schedule
 from tvmconv.space import Knobs
+from tvmconv.target import WARP_SIZE
 from tvmconv.workloads.conv_gradient import InputGradient
 
 from ....tir_builder import (
@@ -50,7 +51,7 @@ from ..implicit_gemm_shape import VECTOR_BYTES
 from .dgrad_config import FRAGMENT_BYTES, GROUP_BYTES, MMA_M, OCTET, PointwiseConfig
 
 DTYPES = ("float16", "bfloat16", "tf32")
-FILTER_BATCH = 8  # parts of the weight that a thread loads before it stores them
+MAX_FILTER_BATCH = 24  # parts of the weight that a thread loads before it stores them
 CHUNKS = GROUP_BYTES // VECTOR_BYTES  # lanes that load neighbouring bytes of a pixel
 
 
@@ -102,7 +103,7 @@ def emit_kernel(config: PointwiseConfig, arguments: dict[str, Buffer]) -> None:
         emit_ptx("griddepcontrol.wait")
         allow_dependent_launch()
         tile = Register("tile", value=cta.index * warps + cta.thread.warp)
-        pixels = PixelTile.allocate(config, arguments, cta.thread)
+        pixels = RegisterTile.allocate(config, arguments, cta.thread)
         pixels.load(tile.value)
         copy_filters(config, arguments["K"], smem, cta.thread.thread)
         emit_call(T.cuda.cta_sync())
@@ -118,20 +119,24 @@ def copy_filters(config: PointwiseConfig, filters: Buffer, smem: Expr, thread: E
 
     An item is half a fragment of a lane: two channels of dX of the same channels of dY, one of 32 bits or two of 16.
     """
-    shape, items_per_step = config.shape, config.mmas_m * 2 * 32
-    num_items, num_threads = 2 * config.k_groups * items_per_step, int(config.num_threads)
+    shape, items_per_step, num_threads = config.shape, config.mmas_m * 2 * WARP_SIZE, int(config.num_threads)
+    num_items = 2 * config.k_groups * items_per_step
+    num_batches = ceil_div(num_items, num_threads * MAX_FILTER_BATCH)
+    batch_size = ceil_div(num_items, num_threads * num_batches)
     words = 4 // config.itemsize  # elements of a word, and so loads of an item
-    loaded, packed = (allocate(name, 2 * FILTER_BATCH, "uint32") for name in ("loaded", "packed"))
+    loaded, packed = (allocate(name, 2 * batch_size, "uint32") for name in ("loaded", "packed"))
 
     def locate(item: Expr) -> tuple[Expr, Expr, Expr]:
         """Return the first channel of dY and of dX of an item, and its offset in shared memory."""
-        half, lane, mma_m, step = item % 2, item // 2 % 32, item // 64 % config.mmas_m, item // items_per_step
-        k = (step // 2 * CHUNKS + lane % 4) * (VECTOR_BYTES // config.itemsize) + (step % 2 * 2 + half) * words
-        return k, config.channel(mma_m, 0, lane // 4), item * 8
+        lane, half = item % WARP_SIZE, item // WARP_SIZE % 2  # a warp loads neighbouring channels of few rows
+        mma_m, step = item // (2 * WARP_SIZE) % config.mmas_m, item // items_per_step
+        k = (step // 2 * CHUNKS + lane % CHUNKS) * (VECTOR_BYTES // config.itemsize) + (step % 2 * 2 + half) * words
+        offset = item // (2 * WARP_SIZE) * FRAGMENT_BYTES + lane * VECTOR_BYTES + half * 8
+        return k, config.channel(mma_m, 0, lane // CHUNKS), offset
 
-    with serial_loop(ceil_div(num_items, num_threads * FILTER_BATCH), "batch") as batch:
-        first = batch * (FILTER_BATCH * num_threads) + thread
-        with unrolled_loop(FILTER_BATCH, "i") as i:
+    with serial_loop(num_batches, "batch") as batch:
+        first = batch * (batch_size * num_threads) + thread
+        with unrolled_loop(batch_size, "i") as i:
             item = first + i * num_threads
             k, channel, _ = locate(item)
             for e in range(2):
@@ -141,7 +146,7 @@ def copy_filters(config: PointwiseConfig, filters: Buffer, smem: Expr, thread: E
                     pointer = filters.access_ptr("r", offset=(k + e) * shape.n + channel)
                     destinations = [loaded[2 * i + e]] if words == 2 else [loaded[2 * i], loaded[2 * i + 1]]
                     emit_ptx("ld.global.b32" if words == 2 else "ld.global.v2.b32", *destinations, pointer)
-        with unrolled_loop(FILTER_BATCH, "i") as i:
+        with unrolled_loop(batch_size, "i") as i:
             item = first + i * num_threads
             lower, upper = loaded[2 * i], loaded[2 * i + 1]
             if words == 2:  # two channels of dX of two of dY become two channels of dY of two of dX
@@ -153,7 +158,7 @@ def copy_filters(config: PointwiseConfig, filters: Buffer, smem: Expr, thread: E
 
 
 @dataclass(frozen=True)
-class PixelTile:
+class RegisterTile:
     """The pixels of a warp and their sums, in registers."""
 
     config: PointwiseConfig
@@ -164,7 +169,7 @@ class PixelTile:
     fragment: Buffer  # operand A of an mma
 
     @classmethod
-    def allocate(cls, config: PointwiseConfig, arguments: dict[str, Buffer], thread: ThreadPosition) -> PixelTile:
+    def allocate(cls, config: PointwiseConfig, arguments: dict[str, Buffer], thread: ThreadPosition) -> RegisterTile:
         """Allocate the registers."""
         words = allocate("pixels", int(config.k_groups * config.pixel_octets * 4), "uint32")
         sums, fragment = allocate("sums", int(config.num_accumulators), "float32"), allocate("filters", 4, "uint32")

@@ -1,0 +1,50 @@
+"""`pointwise_mma_sync` computes dgrads of narrow 1×1 layers, executed without a GPU."""
+
+import emulate
+import numpy as np
+import pytest
+
+import tvmconv as tc
+from tvmconv import registry
+from tvmconv.errors import ScheduleError
+
+GRADIENTS = [
+    ("conv2d_dgrad:2x24x9x7,72x24x1x1,s1,p0,f16,nhwc", {"pixel_octets": 4}),
+    ("conv2d_dgrad:2x40x9x7,240x40x1x1,s1,p0,bf16,nhwc", {"pixel_octets": 2, "warps": 2}),
+    ("conv2d_dgrad:3x96x8x8,24x96x1x1,s1,p0,f16,nhwc,add,drelu", {"warps": 4}),
+    ("conv2d_dgrad:3x18x9x8,36x18x1x1,s1,p0,tf32,nhwc", {}),
+    ("conv1d_transpose:3x72x70,72x30x1,s1,p0,tf32,bias,relu", {"pixel_octets": 2}),
+    ("conv3d_dgrad:3x10x2x4x5,8x10x1x1x1,s1,p0,f16", {}),
+]
+
+
+@pytest.mark.sample(2)
+@pytest.mark.parametrize(("text", "config"), GRADIENTS)
+def test_pixels_in_registers_compute_gradients(text, config):
+    kernel = emulate.build_checked(text, "pointwise_mma_sync", config)
+    space = registry.find_schedule(kernel.workload, "pointwise_mma_sync").space(kernel.workload)
+    used, launch = space.compute_usage(space.point_from_config(kernel.config)[None]), kernel.kernels[-1].launch
+    assert (used.threads[0], used.dynamic_shared_bytes[0]) == (launch.threads_per_block, kernel.dynamic_shared_bytes)
+
+
+def test_warps_compute_several_tiles():
+    config = {"pixel_octets": 1, "warps": 2, "max_ctas": 132}
+    kernel = emulate.build_checked("conv2d_dgrad:5x24x20x21,40x24x1x1,s1,p0,f16,nhwc", "pointwise_mma_sync", config)
+    assert kernel.launch.num_blocks == 132  # of 263 tiles, and two warps each
+
+
+def test_infinite_gradients_stay_in_their_pixels():
+    w = tc.parse("conv2d_dgrad:1x16x4x6,24x16x1x1,s1,p0,f16,nhwc")
+    dy, weight = w.inputs(seed=0)
+    dy[0, 1, 2] = np.inf
+    result = emulate.run(tc.build(w, "pointwise_mma_sync", arch="sm_90").lowered_module, (dy, weight))
+    assert np.argwhere(~np.isfinite(result).all(axis=-1)).tolist() == [[0, 1, 2]]
+
+
+def test_wide_or_strided_layers_are_computed_by_others():
+    texts = ["24x56x56,72x24x1x1,s1", "512x14x14,1024x512x1x1,s1", "24x56x56,72x24x3x3,s1", "24x56x56,72x24x1x1,s2"]
+    workloads = [tc.parse(f"conv2d_dgrad:32x{text},p0,f16,nhwc") for text in texts]
+    names = [[schedule.name for schedule in registry.schedules_to_tune(w, "cuda", "sm_90")] for w in workloads]
+    assert ["pointwise_mma_sync" in each for each in names] == [True, False, False, False]
+    with pytest.raises(ScheduleError, match="pointwise_mma_sync"):
+        tc.build(workloads[2], "pointwise_mma_sync", arch="sm_90")
