@@ -5,6 +5,7 @@ from types import SimpleNamespace
 
 import pytest
 import torch
+from instant import made_up
 
 import tvmconv as tc
 import tvmconv.torch
@@ -177,3 +178,15 @@ def test_a_kernel_that_was_timed_by_the_search_is_timed_again_only_if_close_to_p
     assert [name for name in timed if name != "whole"] == names
     assert (line.implementation == "direct") == runs
     assert line.tvmconv_seconds == (3e-3 if names else searched_seconds)
+
+
+def test_configs_of_logs_come_first_also_those_of_the_layer_without_its_epilogue(opencl, tmp_path):
+    text, log = "conv2d:2x4x9x11,8x4x1x1,s1,p0", tmp_path / "log.jsonl"
+    for number, recorded in enumerate([text, text + ",bias,relu", text + ",bias,relu", text, text, text]):
+        Log(log).append(made_up(tc.parse(recorded), "direct", {"number": number}, opencl.name))
+    task = LayerTask(text + ",bias,relu", CPU)
+    search = ProductSearch([task], opencl, CPU, Log(log), RecordIndex([log]), Deadline(), print)
+    (product,) = search.products
+    assert product.num_trials == 2
+    assert {each.config["number"] for each in [*product.candidates][:2]} == {1, 2}
+    assert len(product.candidates) == 4
