@@ -28,7 +28,7 @@ MAX_TIMING_SECONDS = 0.5  # limit of a warm-up, and of the samples of a slow cal
 MIN_SAMPLES, MAX_SAMPLES = 5, 200
 SLICE_SECONDS = 0.1  # waiting for scheduler time slices does not explain a longer call
 STEADY_SPREAD = 0.2  # largest interquartile range relative to the median; beyond it more samples are taken
-# Calls in one CUDA graph: as many as take this long from Python, so that the GPU takes longer than the launch of a graph,
+# Calls in one CUDA graph: as many as take this long from Python. The GPU then takes longer than the launch of a graph,
 # which on a busy host takes tens of microseconds.
 GRAPH_CALL_SECONDS, MAX_CALLS_PER_GRAPH = 0.005, 50
 WAKE_SECONDS = 0.1  # an idle GPU takes as long to raise its clocks
