@@ -92,8 +92,7 @@ class KernelSelector:
         """
         if self._provider.torch_device.type != "cuda":
             return
-        seconds = PYTORCH_TIMING_FRACTION * self._deadline.remaining_seconds
-        deadline = self._deadline.reserve_seconds(self._deadline.remaining_seconds - seconds)
+        deadline = Deadline.after(PYTORCH_TIMING_FRACTION * self._deadline.remaining_seconds)
         for index in self._sort_by_cost(sites, counts):
             site = sites[index]
             if site.module is None or site.workload_text in self.pytorch_seconds:
