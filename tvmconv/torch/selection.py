@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import time
 from collections import Counter
@@ -100,7 +101,7 @@ class KernelSelector:
             if deadline.has_passed:
                 return
             arguments = make_random_arguments(site)
-            with torch.no_grad(), use_cudnn_heuristics():
+            with torch.no_grad(), use_cudnn_heuristics(), contextlib.suppress(RuntimeError):  # for example, no memory
                 self.pytorch_seconds[site.workload_text] = self._time_pytorch(site, arguments)
             yield
 
