@@ -34,6 +34,8 @@ CPU = torch.device("cpu")
         ("conv2d:1x32x1x1,8x32x1x1,s1,p0,nhwc,bias,sigmoid", "direct"),
         ("conv1d:1x8x64,16x8x7,s1,p9,d3,bf16,nhwc,bias,leaky_relu0.1,add", "default"),
         ("conv2d_transpose:1x8x5x6,8x4x3x3,s2,p1,op1,bias,relu", "default"),
+        ("conv2d:1x8x9x11,8x8x3x3,s1,p1,nchw-nhwc,bias,add,relu", "default"),
+        ("conv3d:1x4x5x6x7,8x4x3x3x3,s2,p1,nhwc,bias,leaky_relu", "default"),
         ("conv2d:1x16x6x6,8x16x3x3,s1,p1,i8,nhwc,out-i8,scale,bias,relu,quantize", "default"),
     ],
 )
