@@ -92,7 +92,7 @@ class ProductSelector:
             kernels = list_kept_kernels(product)
             for kernel in kernels:
                 provider.add_searched_kernel(product.workload, *kernel.config, kernel.program, kernel.seconds)
-            if not product.num_trials:
+            if not (product.num_trials or product.num_recorded_trials):
                 provider.unsearched_workloads.append(product.workload.text)
             if not kernels:
                 provider.failure_reasons[product.workload.text] = describe_failure(product)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import time
 from collections import Counter
@@ -92,8 +93,7 @@ class KernelSelector:
         """
         if self._provider.torch_device.type != "cuda":
             return
-        seconds = PYTORCH_TIMING_FRACTION * self._deadline.remaining_seconds
-        deadline = self._deadline.reserve_seconds(self._deadline.remaining_seconds - seconds)
+        deadline = Deadline.after(PYTORCH_TIMING_FRACTION * self._deadline.remaining_seconds)
         for index in self._sort_by_cost(sites, counts):
             site = sites[index]
             if site.module is None or site.workload_text in self.pytorch_seconds:
@@ -101,7 +101,7 @@ class KernelSelector:
             if deadline.has_passed:
                 return
             arguments = make_random_arguments(site)
-            with torch.no_grad(), use_cudnn_heuristics():
+            with torch.no_grad(), use_cudnn_heuristics(), contextlib.suppress(RuntimeError):  # for example, no memory
                 self.pytorch_seconds[site.workload_text] = self._time_pytorch(site, arguments)
             yield
 
