@@ -81,7 +81,7 @@ class QuantizedConv(torch.nn.Module):
 
     The weight is that of the tuned convolution, and is quantized again if the model's weight is written to or replaced.
     The scales of activations stay. PyTorch's operations compute in float32 what a kernel computes. The zero points of
-    the input and the residual are in the bias. Kernels pad with zeros, so an input is padded with its zero point before.
+    the input and the residual are in the bias. As kernels pad with zeros, an input with a zero point is padded before.
 
     Args:
         source: The same layer in 16 or 32 bits.
