@@ -5,19 +5,23 @@ from types import SimpleNamespace
 
 import pytest
 import torch
+from instant import made_up
 
 import tvmconv as tc
+import tvmconv.torch
 from tvmconv.deadline import Deadline
 from tvmconv.logs.log import Log
 from tvmconv.logs.ranking import RecordIndex
 from tvmconv.measure.builder import BuilderCallResult, BuilderResult
 from tvmconv.measure.results import ErrorKind, RunnerResult
+from tvmconv.registry import find_schedule
 from tvmconv.search.candidate_lists import ListedConfig
-from tvmconv.torch import product_search
+from tvmconv.torch import product_search, selection
 from tvmconv.torch.kernels import AvailableKernel
 from tvmconv.torch.layer_task import LayerTask
 from tvmconv.torch.product_runner import ProductJob, ProductResult, Reference, measure_product
 from tvmconv.torch.product_search import NUM_FIRST_TRIALS, ProductSearch
+from tvmconv.torch.timing import TimingCache
 
 CPU = torch.device("cpu")
 
@@ -138,3 +142,51 @@ def test_after_a_faster_kernel_trials_go_to_layers_that_can_gain(monkeypatch, op
     assert set(counts) == set(TEXTS)
     assert 1 < counts[slow] <= NUM_FIRST_TRIALS  # each waits for the time of the one before it
     assert counts[large] == len(timed) - 18 - counts[slow]
+
+
+@pytest.mark.parametrize(
+    ("searched_seconds", "names", "runs"),
+    [(1e-3, [], True), (9e-3, [], False), (4.1e-3, ["PyTorch", "kernel"], True)],
+    ids=["faster", "slower", "close"],
+)
+def test_a_kernel_that_was_timed_by_the_search_is_timed_again_only_if_close_to_pytorch(
+    monkeypatch, opencl, searched_seconds, names, runs
+):
+    """PyTorch takes 4 ms by the first timing; a second one of both finds that the kernel is faster."""
+    timed = []
+
+    def measure(self, name, call):
+        timed.append("PyTorch" if name.startswith("PyTorch") else "whole" if "the whole" in name else "kernel")
+        self.add(name, {"PyTorch": 4.2e-3, "kernel": 3e-3}.get(timed[-1], 1.0 / len(timed)))
+        return self.get_seconds(name, call)
+
+    def find(provider, counts, deadline, pytorch_timings, pytorch_seconds):
+        (text,) = counts
+        program = tc.build(tc.parse(text), "direct", device=opencl).executable
+        config = find_schedule(tc.parse(text), "direct").space(tc.parse(text), opencl.limits).default
+        provider.add_searched_kernel(tc.parse(text), "direct", config, program, searched_seconds)
+
+    def time_pytorch(self, site, arguments, *, again=False):
+        return measure(self._timing_cache, "PyTorch", None) if again else 4e-3
+
+    monkeypatch.setattr(TimingCache, "measure", measure)
+    monkeypatch.setattr(selection, "_converts", lambda *_: False)
+    monkeypatch.setattr(selection.KernelSelector, "_time_pytorch", time_pytorch)
+    monkeypatch.setitem(tvmconv.torch.optimize.__globals__, "find_layer_kernels", find)
+    model = tvmconv.torch.optimize(torch.nn.Conv2d(4, 8, 3).eval(), torch.randn(1, 4, 9, 9))
+    (line,) = model.report().lines
+    assert [name for name in timed if name != "whole"] == names
+    assert (line.implementation == "direct") == runs
+    assert line.tvmconv_seconds == (3e-3 if names else searched_seconds)
+
+
+def test_configs_of_logs_come_first_also_those_of_the_layer_without_its_epilogue(opencl, tmp_path):
+    text, log = "conv2d:2x4x9x11,8x4x1x1,s1,p0", tmp_path / "log.jsonl"
+    for number, recorded in enumerate([text, text + ",bias,relu", text + ",bias,relu", text, text, text]):
+        Log(log).append(made_up(tc.parse(recorded), "direct", {"number": number}, opencl.name))
+    task = LayerTask(text + ",bias,relu", CPU)
+    search = ProductSearch([task], opencl, CPU, Log(log), RecordIndex([log]), Deadline(), print)
+    (product,) = search.products
+    assert product.num_trials == 2
+    assert {each.config["number"] for each in [*product.candidates][:2]} == {1, 2}
+    assert len(product.candidates) == 4

@@ -47,14 +47,16 @@ def minimize_cost(domains: Mapping[Hashable, Sequence[str]], tables: Sequence[Co
     """
     remaining, active = dict(domains), list(tables)
     eliminated: list[tuple[Hashable, tuple[Hashable, ...], dict[tuple[str, ...], str]]] = []
+    neighbors = _find_neighbors(active)
     while remaining:
-        neighbors = _find_neighbors(active)
         variable = min(remaining, key=lambda each: len(neighbors[each]))
         if len(neighbors[variable]) > MAX_TABLE_VARIABLES:
             variable = max(remaining, key=lambda each: len(neighbors[each]))
             remaining[variable] = (_choose_uniform(domains, tables)[variable],)
         own = [table for table in active if variable in table.variables]
-        scope, best_values, reduced = neighbors[variable], {}, {}
+        scope, best_values, reduced = tuple(neighbors.pop(variable, ())), {}, {}
+        for each in scope:
+            del neighbors[each][variable]
         if len(remaining[variable]) == 1:  # it is a constant, which connects no others
             (value,) = remaining[variable]
             active = [_fix(table, variable, value) if variable in table.variables else table for table in active]
@@ -69,6 +71,8 @@ def minimize_cost(domains: Mapping[Hashable, Sequence[str]], tables: Sequence[Co
             index = costs.index(min(costs))
             best_values[values], reduced[values] = remaining[variable][index], costs[index]
         active = [table for table in active if variable not in table.variables] + [CostTable(scope, reduced)]
+        for each in scope:
+            neighbors[each].update(dict.fromkeys(other for other in scope if other != each))
         eliminated.append((variable, scope, best_values))
         del remaining[variable]
     chosen: Assignment = {}
@@ -82,14 +86,13 @@ def compute_cost(assignment: Mapping[Hashable, str], tables: Sequence[CostTable]
     return sum(table.look_up(assignment) for table in tables)
 
 
-def _find_neighbors(tables: Sequence[CostTable]) -> Mapping[Hashable, tuple[Hashable, ...]]:
-    """Return the other variables of all tables with a variable, by variable; () for one that is in no table."""
-    found: defaultdict[Hashable, dict[Hashable, None]] = defaultdict(dict)
+def _find_neighbors(tables: Sequence[CostTable]) -> defaultdict[Hashable, dict[Hashable, None]]:
+    """Return the other variables of all tables with a variable, by variable."""
+    neighbors: defaultdict[Hashable, dict[Hashable, None]] = defaultdict(dict)
     for table in tables:
         for variable in table.variables:
-            found[variable].update(dict.fromkeys(table.variables))
-    neighbors = {variable: tuple(each for each in others if each != variable) for variable, others in found.items()}
-    return defaultdict(tuple, neighbors)
+            neighbors[variable].update(dict.fromkeys(each for each in table.variables if each != variable))
+    return neighbors
 
 
 def _fix(table: CostTable, variable: Hashable, value: str) -> CostTable:

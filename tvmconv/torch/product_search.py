@@ -20,7 +20,7 @@ from __future__ import annotations
 import logging
 import math
 import time
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import count, islice
@@ -65,7 +65,8 @@ RUN_SECONDS = {"cuda": 5.0, "opencl": 60.0}  # limit of one kernel; PoCL compile
 POLL_SECONDS = 0.02
 MAX_BUILT_KERNELS = 200  # kernels that wait to be timed
 NUM_FIRST_TRIALS = 4  # of each product before others get more
-MAX_RECORDED_CONFIGS = 2  # fastest configs in logs, of each kind of device, that come first
+# Fastest configs in logs that come first: of each kind of device, with the epilogue of the workload and without it.
+MAX_RECORDED_CONFIGS = 2
 NUM_KEPT_KERNELS = 2  # fastest kernels of a product, which are compared with PyTorch, and whose neighbours are tried
 CLOSE_RATIO = 1.08  # a kernel is kept if it takes at most this multiple of the fastest one's time
 PATIENCE = 24  # trials without a faster kernel after which the search of a product ends
@@ -379,12 +380,14 @@ def _make_products(tasks: Sequence[SearchTask], device: Device, record_index: Re
         if workload is None or workload.text in products:
             continue
         product = SearchedProduct(task, workload, target.roofline_seconds(workload))
-        num_configs = dict.fromkeys(DeviceMatch, 0)
-        for match, record in islice(record_index.iterate_by_device_match(workload, device), PATIENCE):
-            num_configs[match] += 1
-            if num_configs[match] <= MAX_RECORDED_CONFIGS and _can_build(workload, record, device):
+        num_configs: Counter[tuple[DeviceMatch, bool]] = Counter()
+        for match, record in islice(record_index.iterate_applicable_records(workload, device), PATIENCE):
+            has_epilogue = record.workload == workload
+            num_configs[match, has_epilogue] += 1
+            is_fast = num_configs[match, has_epilogue] <= MAX_RECORDED_CONFIGS
+            if is_fast and _can_build(workload, record, device):
                 product.add_candidates([ListedConfig(record.schedule, record.config)])
-        product.num_trials = num_configs[DeviceMatch.DEVICE]
+        product.num_trials = num_configs[DeviceMatch.DEVICE, True]
         products[workload.text] = product
     return list(products.values())
 

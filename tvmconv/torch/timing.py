@@ -28,7 +28,9 @@ MAX_TIMING_SECONDS = 0.5  # limit of a warm-up, and of the samples of a slow cal
 MIN_SAMPLES, MAX_SAMPLES = 5, 200
 SLICE_SECONDS = 0.1  # waiting for scheduler time slices does not explain a longer call
 STEADY_SPREAD = 0.2  # largest interquartile range relative to the median; beyond it more samples are taken
-MAX_LAUNCHES_PER_GRAPH = 10
+# Calls in one CUDA graph: as many as take this long from Python. The GPU then takes longer than the launch of a graph,
+# which on a busy host takes tens of microseconds.
+GRAPH_CALL_SECONDS, MAX_CALLS_PER_GRAPH = 0.005, 50
 WAKE_SECONDS = 0.1  # an idle GPU takes as long to raise its clocks
 WARM_SECONDS, GRAPH_SECONDS = 0.004, 0.01  # duration of replays; short, as timings of many layers keep clocks high
 
@@ -73,9 +75,9 @@ def _time_on_gpu(call: Callable[[], object]) -> float:
             return time_wall_clock(call, torch.cuda.synchronize)
         graph = torch.cuda.CUDAGraph()
         try:
-            num_launches = max(1, min(MAX_LAUNCHES_PER_GRAPH, int(TIMING_SECONDS / warm_seconds)))
+            num_calls = max(1, min(MAX_CALLS_PER_GRAPH, int(GRAPH_CALL_SECONDS / warm_seconds)))
             with torch.cuda.graph(graph, stream=stream):
-                for _ in range(num_launches):
+                for _ in range(num_calls):
                     call()
         except RuntimeError:
             # A failed capture leaves the random number generator in a capturing state, which a valid capture ends.
@@ -86,7 +88,7 @@ def _time_on_gpu(call: Callable[[], object]) -> float:
         while not replay_seconds or time.perf_counter() - started_at < WARM_SECONDS:
             replay_seconds = time_between_events(stream.cuda_stream, graph.replay, 1)[0]
         count = int(min(max(GRAPH_SECONDS / replay_seconds, MIN_SAMPLES), MAX_SAMPLES))
-        return statistics.median(time_between_events(stream.cuda_stream, graph.replay, count)) / num_launches
+        return statistics.median(time_between_events(stream.cuda_stream, graph.replay, count)) / num_calls
 
 
 def _warm_up(call: Callable[[], object], wait_for_device: Callable[[], object]) -> float:
