@@ -264,7 +264,7 @@ def _optimize_on_device(
             elif quantization:
                 quantizer = ModelQuantizer(optimized, partitions, sites, quantization)
             if quantizer and end_deadline:
-                selection_deadline = end_deadline.reserve_seconds(COMPARISON_FRACTION * end_deadline.remaining_seconds)
+                selection_deadline = end_deadline.shift_earlier(COMPARISON_FRACTION * end_deadline.remaining_seconds)
             kernel_selector = KernelSelector(provider, timing_cache, choose, selection_deadline)
             num_workloads = len(counts)
             search_arguments = (
