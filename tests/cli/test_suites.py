@@ -56,6 +56,25 @@ def test_a_model_s_convolutions_are_printed_as_a_suite_s(run, two_and_one):
     ]
 
 
+def test_quantized_convolutions_are_listed_with_a_hint(run, model):
+    onnx = pytest.importorskip("onnx")
+    zero = onnx.helper.make_tensor("", onnx.TensorProto.INT8, [], [0])
+    pairs = [
+        (f"{kind}Linear", [read, "s", "z"], [written], {})
+        for name in "xk"
+        for kind, read, written in (("Quantize", name, f"{name}q"), ("Dequantize", f"{name}q", f"{name}d"))
+    ]
+    constants = [("Constant", [], ["s"], {"value_float": 0.5}), ("Constant", [], ["z"], {"value": zero})]
+    file = model(*constants, *pairs, ("Conv", ["xd", "kd"], ["y"], PAD))
+    status, out, err = run("suites", "--from", file, "--input", "1x3x8x8", "--csv")
+    assert status == 0
+    assert "conv2d:1x3x8x8,3x3x3x3,s1,p1,out-f32,i8,scale" in out
+    assert err == "tvmconv: tensor cores compute convolutions of 8 bits channels last: choose --layout nhwc\n"
+    status, out, err = run("suites", "--from", file, "--input", "1x3x8x8", "--csv", "--layout", "nhwc")
+    assert (status, err) == (0, "")
+    assert "i8,nhwc,scale" in out
+
+
 def test_a_training_step_has_gradients_of_a_model_and_of_a_suite(run, two_and_one, tmp_path):
     status, out, _ = run("suites", "--from", two_and_one, "--input", "2x3x8x8", "--training", "--csv")
     bare, strided = "2x3x8x8,3x3x3x3,s1,p1", "2x3x8x8,3x3x3x3,s2,p0"

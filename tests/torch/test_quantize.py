@@ -211,6 +211,8 @@ def test_rounding_saturates_to_nearest_even():
     assert round_to_8_bits(numbers, E4M3)[6].isnan()
     rounded = quantize_tensor(numbers.view(1, 7, 1, 1).half(), torch.tensor([2.0]), torch.int8)
     assert rounded.flatten().tolist() == [1, 3, -5, 127, -128, 127, 0]
+    rounded = quantize_tensor(numbers.view(1, 7, 1, 1).half(), torch.tensor([1.0]), torch.int8, -100)
+    assert rounded.flatten().tolist() == [-100, -98, -102, 127, -128, 127, -100]
     weight, scale = quantize_weight(torch.tensor([[[1.0, -2.0]], [[0.0, 0.0]]]), torch.int8)
     assert weight.tolist() == [[[64, -127]], [[0, 0]]]
     assert scale.tolist() == pytest.approx([2 / 127, 1.0])

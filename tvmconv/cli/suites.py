@@ -8,14 +8,18 @@ from __future__ import annotations
 
 import argparse
 from pathlib import Path
+from typing import Any
 
 from tvmconv.cli import options, output
 from tvmconv.cli.errors import UsageError, print_note
 from tvmconv.errors import ModelError
-from tvmconv.models.input_spec import DTYPES, EXAMPLE_TEXT
+from tvmconv.models.input_spec import DTYPES as INPUT_DTYPES
+from tvmconv.models.input_spec import EXAMPLE_TEXT
 from tvmconv.models.model_layers import derive_layers
 from tvmconv.reports.tables import Table
 from tvmconv.workloads import Layer, suite
+from tvmconv.workloads.dtypes import DTYPES
+from tvmconv.workloads.layout import CHANNELS_LAST
 from tvmconv.workloads.suites import SUITES, write_suite
 
 USAGE = "%(prog)s [NAME | --from MODEL [--input SHAPE]] [options] [-o FILE]"
@@ -32,7 +36,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     options.add_option(parser, "--from", "MODEL", text, dest="model")
     text = (
         f"Input of the model, such as {EXAMPLE_TEXT}, in order or by name. ONNX models need it for dynamic dimensions "
-        f"only. PyTorch models need all inputs, each with an optional dtype: {', '.join(DTYPES)} (default: f32)"
+        f"only. PyTorch models need all inputs, each with an optional dtype: {', '.join(INPUT_DTYPES)} (default: f32)"
     )
     options.add_option(parser, "--input", "[NAME=]SIZES[,DTYPE]", text, type=options.parse_model_input, repeat=True)
     parser.add_argument("-o", dest="out", metavar="FILE", type=Path, help="JSON file to write the layers to.")
@@ -77,4 +81,8 @@ def _derive_model_layers(args: argparse.Namespace) -> list[Layer]:
     if not derived.layers:
         other_text = " that is a workload" if derived.skipped_layers else ""
         raise ModelError(f"{args.model} has no convolution{other_text}")
-    return options.filter_model_layers(args.model, derived.layers, args)
+    layers = options.filter_model_layers(args.model, derived.layers, args)
+    convolutions: list[Any] = [layer.workload for layer in layers]
+    if any(DTYPES[w.dtype].has_8_bits and w.layout != CHANNELS_LAST for w in convolutions):
+        print_note(f"tensor cores compute convolutions of 8 bits channels last: choose --layout {CHANNELS_LAST}")
+    return layers

@@ -15,14 +15,14 @@ def get_largest(dtype: torch.dtype) -> float:
     return LIMITS[NAMES[dtype]][1]
 
 
-def round_to_8_bits(values: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
-    """Return float32 numbers in an 8-bit type: rounded to nearest even, and saturated.
+def round_to_8_bits(values: torch.Tensor, dtype: torch.dtype, zero_point: int = 0) -> torch.Tensor:
+    """Return float32 numbers in an 8-bit type: rounded to nearest even, plus a zero point of integers, and saturated.
 
-    NaN stays NaN in 8-bit floats, and becomes 0 in integers.
+    NaN stays NaN in 8-bit floats, and becomes the zero point in integers.
     """
     low, high = LIMITS[NAMES[dtype]]
     if dtype is torch.int8:
-        values = values.round().nan_to_num(nan=0.0, posinf=high, neginf=low)
+        values = values.round().nan_to_num(nan=0.0, posinf=2 * high, neginf=2 * low) + zero_point
     return values.clamp(low, high).to(dtype)
 
 

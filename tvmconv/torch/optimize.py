@@ -31,7 +31,9 @@ from tvmconv.torch.model import MEMORY_FORMAT_BY_NAME, Optimized, choose_memory_
 from tvmconv.torch.observers import ObserverName
 from tvmconv.torch.partition import GraphPartition, clone_tensors, partition_model, record_calls
 from tvmconv.torch.product_search import prestart_search
-from tvmconv.torch.quantization import ModelQuantizer
+from tvmconv.torch.qdq import has_pairs, normalize_graph
+from tvmconv.torch.qdq_quantizer import QdqQuantizer
+from tvmconv.torch.quantization import GraphQuantizer, ModelQuantizer
 from tvmconv.torch.quantization_options import DEFAULT_MAX_ERROR, QuantizationOptions, make_quantization_options
 from tvmconv.torch.quantize import find_quantized_kernels, quantize_with_kernels
 from tvmconv.torch.report import Report
@@ -114,7 +116,8 @@ def optimize(
 
     Args:
         model: Model with all its tensors on one device. It is not modified; the copy is in evaluation mode and its
-            parameters need no gradients.
+            parameters need no gradients. A graph with pairs of operators that quantize and dequantize, as
+            `torch.export` writes it, keeps its 8-bit convolutions.
         example: Input of the model: a tensor, or a tuple of all arguments. The shapes, dtypes and memory formats, and
             the current settings of `torch.autocast` and TF32, are those that the copy is optimized for.
         seconds: Time limit of this call in seconds, with a search for layers that the log does not cover; see
@@ -219,7 +222,10 @@ def _optimize_on_device(
 ) -> Optimized:
     torch_device = provider.torch_device
     with contextlib.ExitStack() as stack:
-        if deadline and quantization:  # which has searches of its own
+        is_quantized = has_pairs(model)
+        if is_quantized and quantization:
+            raise ModelError("the model is quantized already: expected no dtype")
+        if deadline and (quantization or is_quantized):  # which has searches of its own
             stack.enter_context(keep_workers_alive())
         with keep_workers_alive() if deadline else contextlib.nullcontext():
             if deadline and torch_device.type == "cuda":  # on the CPU, workers would disturb the timings
@@ -227,6 +233,8 @@ def _optimize_on_device(
                 threading.Thread(target=_load_schedules, daemon=True).start()
             with translate_to_model_error("the model cannot be copied"):  # for example a tensor with gradient history
                 model_copy = copy_model(model).eval().requires_grad_(False)
+                if isinstance(model_copy, torch.fx.GraphModule) and is_quantized:
+                    normalize_graph(model_copy)
             with record_calls(model_copy) as static_calls:
                 expected = _run_model(model_copy, example)
             optimized, partitions = partition_model(model_copy, static_calls, example)
@@ -240,7 +248,7 @@ def _optimize_on_device(
             if whole_seconds < pytorch_seconds:  # the cache had the time of an earlier call
                 whole_seconds = NUM_TIMING_CALLS * pytorch_seconds
             planner: LayoutPlanner | None = None
-            if [partition.module for partition in partitions] == [optimized]:
+            if [partition.module for partition in partitions] == [optimized] and not is_quantized:
                 planner = make_planner(provider, timing_cache, deadline)
                 notes = []
             else:
@@ -250,9 +258,13 @@ def _optimize_on_device(
             notes += [*(planner.describe() if planner else []), OTHER_INPUTS_NOTE]
             counts = count_workloads(sites)
             end_deadline = selection_deadline = deadline and deadline.shift_earlier(whole_seconds)
-            quantizer = quantization and ModelQuantizer(optimized, partitions, sites, quantization)
+            quantizer: GraphQuantizer | None = None
+            if is_quantized:
+                quantizer = QdqQuantizer(partitions, sites)
+            elif quantization:
+                quantizer = ModelQuantizer(optimized, partitions, sites, quantization)
             if quantizer and end_deadline:
-                selection_deadline = end_deadline.reserve_seconds(COMPARISON_FRACTION * end_deadline.remaining_seconds)
+                selection_deadline = end_deadline.shift_earlier(COMPARISON_FRACTION * end_deadline.remaining_seconds)
             kernel_selector = KernelSelector(provider, timing_cache, choose, selection_deadline)
             num_workloads = len(counts)
             search_arguments = (

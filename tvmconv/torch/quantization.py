@@ -10,7 +10,7 @@ import torch
 from torch import fx
 
 from tvmconv.errors import ModelError, WorkloadError, translate_to_model_error
-from tvmconv.torch.calibration import find_conv_nodes, measure_errors, record_activations
+from tvmconv.torch.calibration import ConvNodes, find_conv_nodes, measure_errors, record_activations
 from tvmconv.torch.conv_site import ConvSite
 from tvmconv.torch.layer import TunedConv
 from tvmconv.torch.model import Optimized
@@ -20,6 +20,7 @@ from tvmconv.torch.quantization_plan import QuantizedGraph, quantize_graph
 from tvmconv.torch.quantized_layer import Dequantize, Quantize, QuantizedConv
 from tvmconv.torch.site_workload import DTYPES
 from tvmconv.workloads import parse
+from tvmconv.workloads.dtypes import Dtype
 from tvmconv.workloads.layout import CHANNELS_LAST
 
 QUANTIZED_MODULES = (Dequantize, Quantize, QuantizedConv)
@@ -43,71 +44,39 @@ class QuantizedSite:
     is_rounded: bool
 
 
-class ModelQuantizer:
+class GraphQuantizer:
     """The quantization of the convolutions of a model; it may be repeated with fewer of them.
 
     Args:
-        model: The model, whose graphs call tuned convolutions.
-        partitions: Its graphs.
+        partitions: The model's graphs, which call tuned convolutions.
         sites: All convolutions.
-        options: Type, batches and bounds.
 
     Attributes:
-        options: Type, batches and bounds.
         reasons: Reasons why convolutions keep the model's precision, by the identity of their module.
         errors: Relative L2 errors of convolutions with 8-bit operands, likewise.
         float_output_texts: Texts of their workloads with outputs in the model's precision, likewise.
     """
 
-    def __init__(
-        self,
-        model: Optimized,
-        partitions: Sequence[GraphPartition],
-        sites: Sequence[ConvSite],
-        options: QuantizationOptions,
-    ) -> None:
-        self._model, self._partitions, self.options = model, partitions, options
+    dtype: Dtype  # of the operands
+
+    def __init__(self, partitions: Sequence[GraphPartition], sites: Sequence[ConvSite]) -> None:
+        self._partitions = partitions
         self._former_graphs = [partition.module.graph.graph for partition in partitions]
         self._convs = [find_conv_nodes(partition.module.graph) for partition in partitions]
         self._sites = {id(site.module): site for site in sites if site.module is not None}
         self.reasons: dict[int, str] = {}
         self.errors: dict[int, float] = {}
         self.float_output_texts: dict[int, str] = {}
-        with translate_to_model_error("the model does not run on an input for calibration"):
-            self._scales = self._calibrate()
-            self._measure_errors()
 
-    def _calibrate(self) -> dict[fx.Node, float]:
-        """Return the scales of all tensors that convolutions read."""
-        options = self.options
-        histograms = record_activations(self._model, self._partitions, options)
-        for convs in self._convs:
-            for node, module in convs.items():
-                site = self._sites[id(module)]
-                if node.args[0] not in histograms:
-                    self.reasons[id(module)] = "it did not run on the inputs for calibration"
-                elif reason := _find_obstacle(site):
-                    self.reasons[id(module)] = reason
-        return {node: each.choose_scale(options.torch_dtype, options.observer) for node, each in histograms.items()}
+    def describe(self, num_layers: int, num_convs: int) -> str:
+        """Return a sentence on a quantization of some of all convolutions."""
+        raise NotImplementedError
 
-    def _measure_errors(self) -> None:
-        """Measure the error of each convolution, and keep the model's precision where it exceeds the bound."""
-        dtype, nodes = self.options.torch_dtype, self._list_quantized()
-        layers = {}
-        for node, module in nodes.items():
-            site = self._sites[id(module)]
-            try:
-                layer = QuantizedConv(module, dtype, _get_output_dtype(site), self._scales[node.args[0]])
-                self.float_output_texts[id(module)] = make_quantized_text(site, layer, self.options)
-            except (WorkloadError, ModelError) as problem:
-                self.reasons[id(module)] = str(problem)
-            else:
-                layers[node] = layer
-        for node, error in measure_errors(self._model, self._partitions, self.options, layers).items():
-            module = nodes[node]
-            self.errors[id(module)] = error
-            if not error <= self.options.max_error:
-                self.reasons[id(module)] = f"its error would be {error:.2g}, more than {self.options.max_error:.2g}"
+    def quantize_graph(
+        self, graph_module: fx.GraphModule, convs: ConvNodes, quantized: Sequence[fx.Node]
+    ) -> QuantizedGraph:
+        """Return the graph of a module in which some convolutions have operands of 8 bits."""
+        raise NotImplementedError
 
     def _list_quantized(self) -> dict[Any, TunedConv]:
         return {
@@ -122,15 +91,14 @@ class ModelQuantizer:
         for partition, convs in zip(self._partitions, self._convs, strict=True):
             graph_module = partition.module.graph
             quantized = [node for node in convs if node in quantized_nodes]
-            dtypes = {node: _get_output_dtype(self._sites[id(convs[node])]) for node in quantized}
-            result = quantize_graph(graph_module, convs, quantized, self._scales, self.options.torch_dtype, dtypes)
+            result = self.quantize_graph(graph_module, convs, quantized)
             graph_module.graph = result.graph
             sites += [self._make_site(convs[node], node, result) for node in quantized]
         return sites
 
     def _make_site(self, source: TunedConv, node: fx.Node, result: QuantizedGraph) -> QuantizedSite:
         site, layer = self._sites[id(source)], result.layers[node]
-        return QuantizedSite(site, layer, make_quantized_text(site, layer, self.options), node in result.rounded)
+        return QuantizedSite(site, layer, make_quantized_text(site, layer, self.dtype), node in result.rounded)
 
     def restore(self) -> None:
         """Have the model run the convolutions in its own precision."""
@@ -139,6 +107,81 @@ class ModelQuantizer:
             module.graph = graph
             for name in [name for name, child in module.named_children() if isinstance(child, QUANTIZED_MODULES)]:
                 module.delete_submodule(name)
+
+    def _get_output_dtypes(self, convs: ConvNodes, nodes: Sequence[fx.Node]) -> dict[fx.Node, torch.dtype]:
+        return {node: get_output_dtype(self._sites[id(convs[node])]) for node in nodes}
+
+
+class ModelQuantizer(GraphQuantizer):
+    """The quantization of a model in floats, with scales from calibration.
+
+    Args:
+        model: The model, whose graphs call tuned convolutions.
+        partitions: Its graphs.
+        sites: All convolutions.
+        options: Type, batches and bounds.
+    """
+
+    def __init__(
+        self,
+        model: Optimized,
+        partitions: Sequence[GraphPartition],
+        sites: Sequence[ConvSite],
+        options: QuantizationOptions,
+    ) -> None:
+        super().__init__(partitions, sites)
+        self._model, self._options, self.dtype = model, options, options.dtype
+        with translate_to_model_error("the model does not run on an input for calibration"):
+            self._scales = self._calibrate()
+            self._measure_errors()
+
+    def describe(self, num_layers: int, num_convs: int) -> str:
+        """Return a sentence on a quantization of some of all convolutions."""
+        options = self._options
+        source = f"scales by {options.observer} from {len(options.batches)} inputs"
+        return (
+            f"{num_layers} of {num_convs} convolutions have operands in {options.dtype.text}, with {source}; "
+            f"the error of a layer is at most {options.max_error:g}."
+        )
+
+    def quantize_graph(
+        self, graph_module: fx.GraphModule, convs: ConvNodes, quantized: Sequence[fx.Node]
+    ) -> QuantizedGraph:
+        """Return the graph of a module in which some convolutions have operands of 8 bits."""
+        output_dtypes = self._get_output_dtypes(convs, quantized)
+        return quantize_graph(graph_module, convs, quantized, self._scales, self._options.torch_dtype, output_dtypes)
+
+    def _calibrate(self) -> dict[fx.Node, float]:
+        """Return the scales of all tensors that convolutions read."""
+        options = self._options
+        histograms = record_activations(self._model, self._partitions, options)
+        for convs in self._convs:
+            for node, module in convs.items():
+                site = self._sites[id(module)]
+                if node.args[0] not in histograms:
+                    self.reasons[id(module)] = "it did not run on the inputs for calibration"
+                elif reason := _find_obstacle(site):
+                    self.reasons[id(module)] = reason
+        return {node: each.choose_scale(options.torch_dtype, options.observer) for node, each in histograms.items()}
+
+    def _measure_errors(self) -> None:
+        """Measure the error of each convolution, and keep the model's precision where it exceeds the bound."""
+        dtype, nodes = self._options.torch_dtype, self._list_quantized()
+        layers = {}
+        for node, module in nodes.items():
+            site = self._sites[id(module)]
+            try:
+                layer = QuantizedConv(module, dtype, get_output_dtype(site), self._scales[node.args[0]])
+                self.float_output_texts[id(module)] = make_quantized_text(site, layer, self.dtype)
+            except (WorkloadError, ModelError) as problem:
+                self.reasons[id(module)] = str(problem)
+            else:
+                layers[node] = layer
+        for node, error in measure_errors(self._model, self._partitions, self._options, layers).items():
+            module = nodes[node]
+            self.errors[id(module)] = error
+            if not error <= self._options.max_error:
+                self.reasons[id(module)] = f"its error would be {error:.2g}, more than {self._options.max_error:.2g}"
 
 
 def _find_obstacle(site: ConvSite) -> str:
@@ -152,23 +195,28 @@ def _find_obstacle(site: ConvSite) -> str:
     return ""
 
 
-def _get_output_dtype(site: ConvSite) -> torch.dtype:
+def get_output_dtype(site: ConvSite) -> torch.dtype:
     """Return the type of a convolution's output in the model."""
     storage = parse(site.workload_text).storage
     result: torch.dtype = getattr(torch, storage)
     return result
 
 
-def make_quantized_text(site: ConvSite, layer: QuantizedConv, options: QuantizationOptions) -> str:
+def make_quantized_text(site: ConvSite, layer: QuantizedConv, dtype: Dtype) -> str:
     """Return the text of the workload of a quantized convolution; raise WorkloadError if there is none."""
-    names = {**DTYPES, layer.dtype: options.dtype.storage}
+    names = {**DTYPES, layer.dtype: dtype.storage}
     workload: Any = parse(site.workload_text)
+    changes: dict[str, Any] = {}
+    if layer.is_padded_before:
+        sizes = zip(workload.SPACE, workload.pad_low, workload.pad_high, strict=True)
+        changes = {name: getattr(workload, name) + low + high for name, low, high in sizes} | {"padding": 0}
     quantized = replace(
         workload,
-        dtype=options.dtype.name,
+        dtype=dtype.name,
         layout=CHANNELS_LAST,
         epilogue=layer.epilogue.ops,
         out_dtype=names[layer.output_dtype],
+        **changes,
     )
     text: str = quantized.text
     return text

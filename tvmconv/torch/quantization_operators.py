@@ -15,9 +15,9 @@ from tvmconv.torch.signature import QUANTIZATION_OPS, compute_strides, lay_out, 
 from tvmconv.workloads.layout import CHANNELS_LAST
 
 SCHEMAS = (
-    "quantize(Tensor x, Tensor factor, ScalarType dtype) -> Tensor",
+    "quantize(Tensor x, Tensor factor, ScalarType dtype, int zero_point=0) -> Tensor",
     "quantized_conv(Tensor x, Tensor weight, Tensor? bias, Tensor? add, Tensor? scale, Tensor? tensor_scale,"
-    " Tensor? quantize, Tensor? slope, str workload) -> Tensor",
+    " Tensor? quantize, Tensor? slope, str workload, Tensor? zero_point=None) -> Tensor",
 )
 
 _library = torch.library.Library(NAMESPACE, "FRAGMENT")
@@ -25,18 +25,20 @@ for _schema in SCHEMAS:
     _library.define(_schema, tags=(torch.Tag.needs_fixed_stride_order, torch.Tag.pt2_compliant_tag))
 
 
-def _quantize_on_cpu(x: torch.Tensor, factor: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
-    return lay_out(round_to_8_bits(x.float() * factor, dtype), CHANNELS_LAST)
+def _quantize_on_cpu(x: torch.Tensor, factor: torch.Tensor, dtype: torch.dtype, zero_point: int = 0) -> torch.Tensor:
+    return lay_out(round_to_8_bits(x.float() * factor, dtype, zero_point), CHANNELS_LAST)
 
 
-def _quantize_on_gpu(x: torch.Tensor, factor: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+def _quantize_on_gpu(x: torch.Tensor, factor: torch.Tensor, dtype: torch.dtype, zero_point: int = 0) -> torch.Tensor:
     x = lay_out(x, CHANNELS_LAST)
     y = torch.empty_strided(x.shape, compute_strides(x.shape, CHANNELS_LAST), dtype=dtype, device=x.device)
-    launch_quantize(x, factor, y)
+    launch_quantize(x, factor, y, zero_point)
     return y
 
 
-def _make_fake_quantized(x: torch.Tensor, factor: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+def _make_fake_quantized(
+    x: torch.Tensor, factor: torch.Tensor, dtype: torch.dtype, zero_point: int = 0
+) -> torch.Tensor:
     return x.new_empty_strided(x.shape, compute_strides(x.shape, CHANNELS_LAST), dtype=dtype)
 
 
@@ -50,10 +52,11 @@ def _run_quantized_conv(
     quantize: torch.Tensor | None,
     slope: torch.Tensor | None,
     workload: str,
+    zero_point: torch.Tensor | None = None,
 ) -> torch.Tensor:
     launcher_function, signature = find_kernel(workload, x.device)
     check_tensors(signature, x, weight, bias, add)
-    arguments = dict(zip(QUANTIZATION_OPS, (scale, tensor_scale, quantize), strict=True))
+    arguments = dict(zip(QUANTIZATION_OPS, (scale, tensor_scale, quantize, zero_point), strict=True))
     given = {name: tensor for name, tensor in arguments.items() if tensor is not None}
     if tuple(given) != signature.quantization_ops or (slope is None) == signature.takes_slope:
         raise Error(f"{signature.workload.text}: expected the arguments of its epilogue, not {', '.join(given) or '-'}")
@@ -77,6 +80,7 @@ def _make_fake_output(
     quantize: torch.Tensor | None,
     slope: torch.Tensor | None,
     workload: str,
+    zero_point: torch.Tensor | None = None,
 ) -> torch.Tensor:
     return parse_signature(workload).allocate_output(x.device)
 

@@ -24,8 +24,8 @@ from tvmconv.torch.layer_search import find_layer_kernels
 from tvmconv.torch.model import Optimized, list_shapes
 from tvmconv.torch.observers import ObserverName
 from tvmconv.torch.partition import GraphPartition, clone_tensors, partition_model, record_calls
-from tvmconv.torch.quantization import ModelQuantizer, QuantizedSite
-from tvmconv.torch.quantization_options import DEFAULT_MAX_ERROR, QuantizationOptions, make_quantization_options
+from tvmconv.torch.quantization import GraphQuantizer, ModelQuantizer, QuantizedSite
+from tvmconv.torch.quantization_options import DEFAULT_MAX_ERROR, make_quantization_options
 from tvmconv.torch.quantized_selection import QuantizedSelection, QuantizedSelector, strip_epilogue
 from tvmconv.torch.report import PYTORCH_NAME, LayerReport, Report
 from tvmconv.torch.selection import ChooseMode, KernelSelector
@@ -93,7 +93,7 @@ def quantize(
     lines = [LayerReport(site.path, site.workload_text, PYTORCH_NAME, site.reason) for site in sites]
     pairs = [(each, wanted) for each, wanted in zip(outputs, expected, strict=False) if isinstance(each, torch.Tensor)]
     difference = max((compute_relative_error(each, wanted) for each, wanted in pairs), default=None)
-    report = Report(tuple(lines), difference=difference, notes=(describe_quantization(options, len(layers), sites),))
+    report = Report(tuple(lines), difference=difference, notes=(quantizer.describe(len(layers), len(sites)),))
     quantized.set_report(annotate_report(report, sites, quantizer, [(layer, None) for layer in layers]))
     return quantized
 
@@ -127,7 +127,7 @@ class _ShapeOfCallRecorder(ShapeRecorder):
 
 
 def find_quantized_kernels(
-    quantizer: ModelQuantizer,
+    quantizer: GraphQuantizer,
     provider: KernelProvider,
     counts: Mapping[str, int],
     deadline: Deadline | None,
@@ -175,7 +175,7 @@ def quantize_with_kernels(
     model: Optimized,
     partitions: Sequence[GraphPartition],
     sites: Sequence[ConvSite],
-    quantizer: ModelQuantizer,
+    quantizer: GraphQuantizer,
     provider: KernelProvider,
     timing_cache: TimingCache,
     kernel_selector: KernelSelector,
@@ -190,11 +190,12 @@ def quantize_with_kernels(
     """
     name = f"the whole before quantization: {[module.kernels for module in model.list_tuned_convs()]}"
     former_seconds = timing_cache.get_seconds(name, lambda: model(*example))
-    options = quantizer.options
     selected = QuantizedSelector(provider, timing_cache, choose, deadline).select_all(quantizer)
     set_quantized(model, partitions, [site for site, _ in selected], example)
-    notes = [*report.notes, describe_quantization(options, len(selected), sites)]
-    seconds = timing_cache.measure(f"the whole in {options.dtype.text}", lambda: model(*example)) if selected else None
+    notes = [*report.notes, quantizer.describe(len(selected), len(sites))]
+    seconds = (
+        timing_cache.measure(f"the whole in {quantizer.dtype.text}", lambda: model(*example)) if selected else None
+    )
     if seconds is not None and seconds >= former_seconds and choose == "fastest":
         quantizer.restore()
         set_quantized(model, partitions, [])
@@ -208,18 +209,10 @@ def quantize_with_kernels(
     return annotate_report(replace(report, notes=tuple(notes)), sites, quantizer, selected)
 
 
-def describe_quantization(options: QuantizationOptions, num_layers: int, sites: Sequence[ConvSite]) -> str:
-    """Return a sentence on a quantization."""
-    return (
-        f"{num_layers} of {len(sites)} convolutions have operands in {options.dtype.text}, with scales by "
-        f"{options.observer} from {len(options.batches)} inputs; the error of a layer is at most {options.max_error:g}."
-    )
-
-
 def annotate_report(
     report: Report,
     sites: Sequence[ConvSite],
-    quantizer: ModelQuantizer,
+    quantizer: GraphQuantizer,
     layers: Sequence[tuple[QuantizedSite, QuantizedSelection | None]],
 ) -> Report:
     """Return a report with the workloads, kernels and errors of quantized layers, and reasons for the others.

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from tvmconv.workloads.epilogues.operations import SLOPES
 
 ADD = "add"
-SCALE, TENSOR_SCALE, QUANTIZE = "scale", "tensor_scale", "quantize"
+SCALE, TENSOR_SCALE, QUANTIZE, ZERO_POINT = "scale", "tensor_scale", "quantize", "zero_point"
 # Activations that a positive factor on their argument multiplies.
 HOMOGENEOUS_OPS = frozenset({"relu", "prelu", *SLOPES})
 
@@ -29,7 +29,12 @@ class QuantizedEpilogue:
 
 
 def plan_epilogue(
-    names: Sequence[str], *, has_bias: bool, output_scale: float | None = None, residual_scale: float | None = None
+    names: Sequence[str],
+    *,
+    has_bias: bool,
+    output_scale: float | None = None,
+    residual_scale: float | None = None,
+    has_zero_point: bool = False,
 ) -> QuantizedEpilogue | None:
     """Return the epilogue of a layer; None if no list of operations, each used at most once, computes it.
 
@@ -38,9 +43,10 @@ def plan_epilogue(
         has_bias: Whether the layer has a bias.
         output_scale: Scale of the output; None for an output in 16 or 32 bits.
         residual_scale: Scale of a residual of 8 bits, which has an output of 8 bits.
+        has_zero_point: Whether an output of 8 bits has a zero point other than 0.
     """
     start = (SCALE, "bias") if has_bias else (SCALE,)
-    quantizing = () if output_scale is None else (QUANTIZE,)
+    quantizing = () if output_scale is None else (QUANTIZE, *[ZERO_POINT] * has_zero_point)
     factor = None if output_scale is None else 1 / output_scale
     if ADD not in names or residual_scale is None:
         return QuantizedEpilogue((*start, *names, *quantizing), quantize=factor)
@@ -50,10 +56,10 @@ def plan_epilogue(
     factor_after = residual_scale * factor
     if HOMOGENEOUS_OPS.issuperset(before):
         if HOMOGENEOUS_OPS.issuperset(after):
-            return QuantizedEpilogue((*start, *names, QUANTIZE), residual_scale, None, factor_after)
-        ops = (*start, *before, ADD, TENSOR_SCALE, *after, QUANTIZE)
+            return QuantizedEpilogue((*start, *names, *quantizing), residual_scale, None, factor_after)
+        ops = (*start, *before, ADD, TENSOR_SCALE, *after, *quantizing)
         return QuantizedEpilogue(ops, residual_scale, residual_scale, factor)
     if HOMOGENEOUS_OPS.issuperset(after):
-        ops = (*start, *before, TENSOR_SCALE, ADD, *after, QUANTIZE)
+        ops = (*start, *before, TENSOR_SCALE, ADD, *after, *quantizing)
         return QuantizedEpilogue(ops, 1.0, 1 / residual_scale, factor_after)
     return None

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import weakref
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -14,13 +15,22 @@ from tvmconv.torch.eight_bit_rounding import quantize_weight, round_to_8_bits
 from tvmconv.torch.layer import InputKey, TensorStamp, TunedConv, are_current, stamp_tensors
 from tvmconv.torch.operator import register_weight_refresh
 from tvmconv.torch.quantization_operators import quantize, quantized_conv
-from tvmconv.torch.quantized_epilogue import ADD, QUANTIZE, SCALE, TENSOR_SCALE, plan_epilogue
+from tvmconv.torch.quantized_epilogue import ADD, QUANTIZE, SCALE, TENSOR_SCALE, ZERO_POINT, plan_epilogue
 from tvmconv.torch.signature import SLOPE_OP, lay_out
 from tvmconv.torch.site_workload import resolve_padding
 from tvmconv.workloads.layout import CHANNELS_LAST
 
 CONV_FUNCTIONS = {1: functional.conv1d, 2: functional.conv2d, 3: functional.conv3d}
-TENSOR_NAMES = ("weight", SCALE, "bias", SLOPE_OP, TENSOR_SCALE, QUANTIZE)  # of the buffers
+TENSOR_NAMES = ("weight", SCALE, "bias", SLOPE_OP, TENSOR_SCALE, QUANTIZE, ZERO_POINT)  # of the buffers
+
+
+@dataclass(frozen=True)
+class ZeroPoints:
+    """The integers that stand for zero in the tensors of a layer."""
+
+    input: int = 0
+    output: int = 0
+    residual: int = 0
 
 
 class Quantize(torch.nn.Module):
@@ -30,11 +40,12 @@ class Quantize(torch.nn.Module):
         scale: The scale.
         dtype: The 8-bit type.
         device: Device of the tensor.
+        zero_point: Integer that stands for zero.
     """
 
-    def __init__(self, scale: float, dtype: torch.dtype, device: torch.device) -> None:
+    def __init__(self, scale: float, dtype: torch.dtype, device: torch.device, zero_point: int = 0) -> None:
         super().__init__()
-        self.dtype = dtype
+        self.dtype, self.zero_point = dtype, zero_point
         self.factor: torch.Tensor
         self.register_buffer("factor", torch.tensor([1 / scale], device=device), persistent=False)
 
@@ -43,7 +54,7 @@ class Quantize(torch.nn.Module):
         factor = self.factor
         if factor.device != x.device:  # the model was moved
             factor = self.factor = factor.to(x.device)
-        return quantize(x, factor, self.dtype)
+        return quantize(x, factor, self.dtype, self.zero_point)
 
 
 class Dequantize(torch.nn.Module):
@@ -52,22 +63,25 @@ class Dequantize(torch.nn.Module):
     Args:
         scale: Scale of the tensor.
         dtype: Type of the floats.
+        zero_point: Integer that stands for zero.
     """
 
-    def __init__(self, scale: float, dtype: torch.dtype) -> None:
+    def __init__(self, scale: float, dtype: torch.dtype, zero_point: int = 0) -> None:
         super().__init__()
-        self.scale, self.dtype = scale, dtype
+        self.scale, self.dtype, self.zero_point = scale, dtype, zero_point
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """Return the floats."""
-        return x.to(self.dtype) * self.scale
+        y = x.to(self.dtype)
+        return (y - self.zero_point if self.zero_point else y) * self.scale
 
 
 class QuantizedConv(torch.nn.Module):
     """A convolution of 8-bit operands with the operations after it, by a kernel if there is one, else by PyTorch.
 
     The weight is that of the tuned convolution, and is quantized again if the model's weight is written to or replaced.
-    The scales of activations stay. PyTorch's operations compute in float32 what a kernel computes.
+    The scales of activations stay. PyTorch's operations compute in float32 what a kernel computes. The zero points of
+    the input and the residual are in the bias. As kernels pad with zeros, an input with a zero point is padded before.
 
     Args:
         source: The same layer in 16 or 32 bits.
@@ -76,6 +90,8 @@ class QuantizedConv(torch.nn.Module):
         input_scale: Scale of the input.
         output_scale: Scale of the output; None if it is not quantized.
         residual_scale: Scale of the residual; None without one, or if the output is not quantized.
+        zero_points: Integers that stand for zero in the input, in an output of 8 bits, and in a residual of 8 bits.
+        given_weight: Weight in 8 bits and its scale per output channel, in place of those of the layer's weight.
     """
 
     def __init__(
@@ -86,16 +102,20 @@ class QuantizedConv(torch.nn.Module):
         input_scale: float,
         output_scale: float | None = None,
         residual_scale: float | None = None,
+        zero_points: ZeroPoints = ZeroPoints(),
+        given_weight: tuple[torch.Tensor, torch.Tensor] | None = None,
     ) -> None:
         super().__init__()
         self._source = (source,)  # a tuple hides registered modules
         self.dtype, self.output_dtype, self.input_scale = dtype, output_dtype, input_scale
-        has_bias = source.fold_weights()[1] is not None
+        self.zero_points, self._given_weight = zero_points, given_weight
+        has_bias = bool(source.fold_weights()[1] is not None or zero_points.input or zero_points.residual)
         epilogue = plan_epilogue(
             source.epilogue_names,
             has_bias=has_bias,
             output_scale=output_scale,
             residual_scale=residual_scale,
+            has_zero_point=bool(zero_points.output),
         )
         if epilogue is None:
             raise ModelError(f"no 8-bit epilogue computes {', '.join(source.epilogue_names)}")
@@ -111,6 +131,20 @@ class QuantizedConv(torch.nn.Module):
         """The same layer in 16 or 32 bits."""
         return self._source[0]
 
+    @property
+    def padding(self) -> tuple[int, ...]:
+        """Numbers of `functional.pad` of the convolution."""
+        conv = self.source.conv
+        ndim = len(conv.kernel_size)
+        padding = resolve_padding(conv, self.source.pads)
+        low, high = padding[:ndim], padding[-ndim:]
+        return tuple(side for pair in zip(reversed(low), reversed(high), strict=True) for side in pair)
+
+    @property
+    def is_padded_before(self) -> bool:
+        """Whether the kernel's input is the padded input."""
+        return bool(self.zero_points.input) and any(self.padding)
+
     @staticmethod
     def make_key(x: torch.Tensor) -> InputKey:
         """Return the properties of an input that select a kernel."""
@@ -122,10 +156,11 @@ class QuantizedConv(torch.nn.Module):
         if kernel is None:
             y = self.run_reference(x, add)
         else:
+            x = functional.pad(x, self.padding, value=self.zero_points.input) if self.is_padded_before else x
             x, add = (None if each is None else lay_out(each, CHANNELS_LAST) for each in (x, add))
             b = self._buffers
             arguments = (b["bias"], add, b[SCALE], b[TENSOR_SCALE], b[QUANTIZE], b[SLOPE_OP])
-            y = quantized_conv(x, b["weight"], *arguments, kernel)
+            y = quantized_conv(x, b["weight"], *arguments, kernel, b[ZERO_POINT])
         output_layout = self.source.output_layout
         return y if output_layout is None or y.dtype is self.dtype else lay_out(y, output_layout)
 
@@ -142,15 +177,10 @@ class QuantizedConv(torch.nn.Module):
         return lay_out(y, CHANNELS_LAST)
 
     def _convolve(self, x: torch.Tensor) -> torch.Tensor:
-        conv, source = self.source.conv, self.source
-        ndim = len(conv.kernel_size)
-        padding = resolve_padding(conv, source.pads)
-        low, high = padding[:ndim], padding[-ndim:]
-        sides = [side for pair in zip(reversed(low), reversed(high), strict=True) for side in pair]
-        weight = self._buffers["weight"]
+        conv, padding, weight = self.source.conv, self.padding, self._buffers["weight"]
         assert weight is not None
-        padded = functional.pad(x, sides) if any(sides) else x
-        convolve: Any = CONV_FUNCTIONS[ndim]
+        padded = functional.pad(x, padding, value=self.zero_points.input) if any(padding) else x
+        convolve: Any = CONV_FUNCTIONS[len(conv.kernel_size)]
         result: torch.Tensor = convolve(padded, weight.float(), None, conv.stride, 0, conv.dilation, conv.groups)
         return result
 
@@ -206,18 +236,22 @@ class QuantizedConv(torch.nn.Module):
     def _compute_tensors(self) -> dict[str, torch.Tensor]:
         """Return what the kernel reads, by name."""
         weight, bias = self.source.fold_weights()
-        quantized, weight_scale = quantize_weight(weight, self.dtype)
-        epilogue = self.epilogue
+        epilogue, zero_points = self.epilogue, self.zero_points
+        quantized, weight_scale = self._given_weight or quantize_weight(weight, self.dtype)
+        quantized, weight_scale = (each.to(weight.device) for each in (quantized, weight_scale))
         tensors = {
             "weight": lay_out(quantized, CHANNELS_LAST),
             SCALE: weight_scale * (self.input_scale / epilogue.unit),
         }
-        if bias is not None:
-            tensors["bias"] = (bias.double() / epilogue.unit).float()
+        if "bias" in epilogue.ops:
+            sums = quantized.double().flatten(1).sum(1) * zero_points.input * weight_scale.double() * self.input_scale
+            bias = -sums if bias is None else bias.double() - sums
+            tensors["bias"] = (bias / epilogue.unit - zero_points.residual).float()
         slope = self.source.expand_slopes(torch.float32)
         if slope is not None:
             tensors[SLOPE_OP] = slope
-        for name, number in ((TENSOR_SCALE, epilogue.tensor_scale), (QUANTIZE, epilogue.quantize)):
-            if number is not None:
+        numbers = {TENSOR_SCALE: epilogue.tensor_scale, QUANTIZE: epilogue.quantize, ZERO_POINT: zero_points.output}
+        for name, number in numbers.items():
+            if name in epilogue.ops and number is not None:
                 tensors[name] = torch.tensor([number], dtype=torch.float32, device=weight.device)
         return tensors

@@ -15,7 +15,7 @@ from tvmconv.torch import operator
 from tvmconv.torch.accuracy import compute_relative_error
 from tvmconv.torch.eight_bit_rounding import round_to_8_bits
 from tvmconv.torch.kernels import AvailableKernel, KernelProvider
-from tvmconv.torch.quantization import ModelQuantizer, QuantizedSite
+from tvmconv.torch.quantization import GraphQuantizer, QuantizedSite
 from tvmconv.torch.quantized_layer import Quantize
 from tvmconv.torch.selection import NO_TIME_REASON, ChooseMode
 from tvmconv.torch.signature import lay_out, parse_signature
@@ -53,7 +53,7 @@ class QuantizedSelector:
         self._deadline = deadline
         self._selections: dict[tuple[str, str, bool], QuantizedSelection] = {}
 
-    def select_all(self, quantizer: ModelQuantizer) -> list[tuple[QuantizedSite, QuantizedSelection]]:
+    def select_all(self, quantizer: GraphQuantizer) -> list[tuple[QuantizedSite, QuantizedSelection]]:
         """Quantize a model with the selected convolutions, and return these.
 
         Without a convolution's quantization, the outputs before it have another type, and thus other kernels. The
@@ -146,8 +146,7 @@ class QuantizedSelector:
     def _assign(self, site: QuantizedSite, kernel: AvailableKernel) -> None:
         """Have a kernel compute a layer."""
         operator.install_kernel(kernel.name, kernel.torch_device, kernel.launcher)
-        signature = parse_signature(site.workload_text)
-        key = (signature.x_shape, signature.dtype, kernel.torch_device, False)
+        key = (tuple(site.site.input_metadata.shape), site.module.dtype, kernel.torch_device, False)
         site.module.assign_kernel(key, kernel.name)
 
     def _try_kernel(

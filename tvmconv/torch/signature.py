@@ -19,7 +19,7 @@ MEMORY_FORMATS = {2: torch.channels_last, 3: torch.channels_last_3d}  # of NHWC,
 ALIGNMENT = 16  # bytes; PyTorch's allocations are aligned, views of them need not be
 SLOPE_OP = "prelu"  # the epilogue operation that reads the operator's argument `slope`
 ARGUMENT_OPS = ("bias", "add", SLOPE_OP)  # epilogue operations whose arguments the operator takes
-QUANTIZATION_OPS = ("scale", "tensor_scale", "quantize")  # those that the operator of 8-bit convolutions takes as well
+QUANTIZATION_OPS = ("scale", "tensor_scale", "quantize", "zero_point")  # also of 8-bit ones
 STATS_OP = "stats"  # epilogue operation of training, whose statistics the kernel table returns
 KERNEL_NAME_SEPARATOR = "#"  # a kernel's name is its workload's text, this separator, and a digest
 
