@@ -50,9 +50,9 @@ class _Simplifier(relax.PyExprMutator):
             limit = self._make_limit(call)
             return call if limit is None else limit
         compute = NUMPY_OPS.get(name)
-        if compute is None:
+        if compute is None or list_sizes(call) is None:
             return call
-        constants = [self._find_constant(arg) for arg in call.args if list_sizes(arg) is not None]
+        constants = [self._find_constant(arg) for arg in call.args if isinstance(arg.ty, relax.TensorType)]
         if any(constant is None for constant in constants):
             return call
         dtype = str(call.ty.dtype)
@@ -83,7 +83,7 @@ def _find_stored_value(function: Any) -> Any:
         return None
     stores: list[tirx.BufferStore] = []
     tvm_ffi.structural_walk(function.body, (tirx.BufferStore, stores.append))
-    value = stores[0].value if len(stores) == 1 else None
+    value: Any = stores[0].value if len(stores) == 1 else None
     if not isinstance(value, tuple(MAKERS)):
         return None
     is_load = isinstance(value.a, TensorLoad) and value.a.source.same_as(function.params[0])
@@ -106,5 +106,5 @@ NUMPY_OPS: dict[str, Callable[..., NDArray[Any]]] = {
     "relax.squeeze": _reshape,
     "relax.permute_dims": _permute,
     "relax.isnan": lambda _, x: np.isnan(x),
-    "relax.where": lambda _, condition, x, y: np.where(condition, x, y),
+    "relax.where": lambda _, condition, x, y: np.asarray(np.where(condition, x, y)),
 }
