@@ -84,7 +84,7 @@ def _find_stored_value(function: Any) -> Any:
     stores: list[tirx.BufferStore] = []
     tvm_ffi.structural_walk(function.body, (tirx.BufferStore, stores.append))
     value: Any = stores[0].value if len(stores) == 1 else None
-    if not isinstance(value, tuple(MAKERS)):
+    if type(value) not in MAKERS:
         return None
     is_load = isinstance(value.a, TensorLoad) and value.a.source.same_as(function.params[0])
     return value if is_load and tvm_ffi.structural_equal(value.a.indices, stores[0].indices) else None
