@@ -52,8 +52,9 @@ def test_process_that_cannot_time_costs_nothing_else(residual):
 @pytest.mark.parametrize(
     ("code", "note"),
     [
-        ("import time; time.sleep(60)", "1 of 2 distinct convolutions: the time limit ended the comparison."),
-        ("import sys; sys.exit('no mma.h')", "1 of 2 distinct convolutions: no mma.h."),
+        ("import time; time.sleep(60)", "1 of 2 {}: the time limit ended the comparison."),
+        ("import sys; sys.exit('no mma.h')", "1 of 2 {}: no mma.h."),
+        ("""import sys; print("no rule", file=sys.stderr); print('["conv1d", null]')""", "1 of 2 {}: no rule."),
         ("""print('["conv1d", 2e-6]', flush=True)""", ""),
     ],
 )
@@ -71,7 +72,27 @@ def test_comparison_ends_in_time_and_says_what_is_missing(tmp_path, code, note):
         process.kill()
     assert time.monotonic() - started_at < 10
     assert times.seconds["conv2d"] == 1e-6
-    assert times.note == (note and f"TVM's own code was timed for {note}")
+    assert times.note == (note and f"TVM's own code was timed for {note.format('distinct convolutions')}")
+
+
+def test_function_that_tvm_cannot_compile_costs_itself_alone(residual, monkeypatch, capsys):
+    functions = comparison.extract_functions(residual[1], {"main": find_sites(residual[1]["main"])[0]})
+    compile_module = tvm.compile
+
+    def fail_for_one(mod, target):
+        if any(str(variable.name_hint) == "conv2" for variable, _ in mod.functions_items()):
+            raise ValueError("no rule")
+        return compile_module(mod, target)
+
+    monkeypatch.setattr(comparison.tvm, "compile", fail_for_one)
+    parts = list(comparison._compile_parts(functions, tvm.target.Target("llvm")))
+    compiled = {
+        str(variable.name_hint): executable is not None
+        for part, executable in parts
+        for variable, _ in part.functions_items()
+    }
+    assert compiled == {"conv1": True, "conv2": False, "conv3": True}
+    assert capsys.readouterr().err == "ValueError: no rule\n"
 
 
 @pytest.mark.parametrize(("tvm_seconds", "implementation"), [(2e-6, "TVM"), (4e-6, "hopper")])

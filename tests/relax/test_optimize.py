@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 import tvm
-from relax_models import Residual, UNet, differ, exported, make_mobilenet_v2, make_resnet18, randomized
+from relax_models import Residual, UNet, differ, exported, randomized
 from torch import nn
 from tvm import relax
 
@@ -265,19 +265,6 @@ def test_bfloat16_chain_compiles_for_tensor_cores():
         "mma_sync",
     )
     optimized.compile()
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("arch", ["sm_80", "sm_90"])
-@pytest.mark.parametrize(
-    ("make", "num_convolutions"), [(make_resnet18, 21), (make_mobilenet_v2, 53), (lambda: randomized(UNet(32)), 13)]
-)
-def test_networks_compile_for_cuda(make, num_convolutions, arch, tmp_path):
-    mod = exported(make(), torch.randn(1, 3, 224, 224))
-    optimized = tvmconv.relax.optimize_with_report(mod, arch)
-    assert len(optimized.report.lines) == num_convolutions
-    assert optimized.report.num_replaced == num_convolutions, str(optimized.report)
-    optimized.compile().export_library(str(tmp_path / "model.so"))
 
 
 @pytest.mark.slow

@@ -42,6 +42,7 @@ DTYPES = ("f32", "f16")
 HEADERS = ("by", "queued [µs]", "× TVM", "call [µs]", "made in [s]", "rel. error", "note")
 NUM_KERNELS_SHOWN = 20
 SLOW_METHODS = ("metaschedule", "pytorch-autotuned")
+THREADS_VARIABLE = "OMP_NUM_THREADS"  # without it, each worker's PyTorch starts as many threads as there are cores
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
@@ -69,7 +70,7 @@ def run(args: argparse.Namespace) -> int:
     source = describe_provenance(device, args.command, f"PyTorch {_find_version('torch')}")
     results = [_CaseResult(case, args.out, source) for case in _list_cases(args, device.text)]
     with ThreadPoolExecutor(args.jobs) as pool:
-        for result in pool.map(lambda result: _run_case(result, args.limit), results):
+        for result in pool.map(lambda result: _run_case(result, args.limit, args.jobs), results):
             print(f"{result.case.name}\n{result.table.format_text()}", flush=True)
             for line in result.list_kernels():
                 print(line, flush=True)
@@ -153,11 +154,12 @@ def _format_row(row: MethodRow, tvm_seconds: float | None) -> tuple[str, ...]:
     )
 
 
-def _run_case(result: _CaseResult, limit: float) -> _CaseResult:
+def _run_case(result: _CaseResult, limit: float, num_workers: int = 1) -> _CaseResult:
     """Run the methods of a case in worker processes; a new process follows one that a method has ended."""
+    threads = {THREADS_VARIABLE: str(max((os.cpu_count() or 1) // num_workers, 1))}
     remaining = list(result.case.methods)
     while remaining:
-        with _start_worker(replace(result.case, methods=tuple(remaining)), result.case) as process:
+        with _start_worker(replace(result.case, methods=tuple(remaining)), result.case, threads) as process:
             for row in _read_rows(process, limit):
                 if isinstance(row, str):
                     result.add(MethodRow(remaining.pop(0), failure=row))
@@ -170,8 +172,10 @@ def _run_case(result: _CaseResult, limit: float) -> _CaseResult:
 
 
 @contextlib.contextmanager
-def _start_worker(case: NetworkCase, named: NetworkCase) -> Iterator[subprocess.Popen[bytes]]:
-    """Start a worker, and end it together with the processes that it started."""
+def _start_worker(
+    case: NetworkCase, named: NetworkCase, environment: dict[str, str]
+) -> Iterator[subprocess.Popen[bytes]]:
+    """Start a worker, and end it together with the processes that it started. Variables that are set stay so."""
     code = (
         f"import sys; sys.path[:] = {sys.path!r}; from tvmconv.benchmarks.relax_methods import main; "
         f"main(sys.argv[1:], {os.getpid()})"
@@ -183,7 +187,7 @@ def _start_worker(case: NetworkCase, named: NetworkCase) -> Iterator[subprocess.
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=errors,
-            env={**os.environ, **make_cuda_environment()},
+            env={**environment, **os.environ, **make_cuda_environment()},
             start_new_session=True,  # a process group, which can be ended as a whole
         )
     try:

@@ -26,6 +26,7 @@ from tvm.ir import Call, IRModule
 from tvm.target import Target
 
 from tvmconv.compiler.cuda_environment import make_cuda_environment
+from tvmconv.compiler.tensor_intrinsics import import_tensor_intrinsics
 from tvmconv.deadline import Deadline
 from tvmconv.errors import describe_error
 from tvmconv.relax.sites import RelaxConvolution
@@ -33,6 +34,7 @@ from tvmconv.workloads.dtypes import get_numpy_dtype
 
 TIMING_SECONDS, WARM_UP_SECONDS = 0.01, 0.01
 MAX_ERROR_CHARACTERS = 300
+PART_SIZE = 8  # functions that are compiled at once
 _MODULE_FILE = "module.json"
 
 
@@ -120,14 +122,16 @@ class TvmTimer:
         with contextlib.suppress(BrokenPipeError):  # the process has ended, and so has its output
             stdin.write("time\n")
             stdin.flush()
-        while len(times) < self._num_functions:
+        for _ in range(self._num_functions):
             if not select.select([stdout], [], [], deadline.remaining_seconds)[0]:
                 return TvmTimes(times, self._describe(len(times), "the time limit ended the comparison"))
             if not (line := stdout.readline()):
-                return TvmTimes(times, self._describe(len(times), self._find_error()))
+                break
             text, seconds = json.loads(line)
-            times[text] = seconds
-        return TvmTimes(times)
+            if seconds is not None:
+                times[text] = seconds
+        is_complete = len(times) == self._num_functions
+        return TvmTimes(times, "" if is_complete else self._describe(len(times), self._find_error()))
 
     def _describe(self, num_timed: int, reason: str) -> str:
         return f"TVM's own code was timed for {num_timed} of {self._num_functions} distinct convolutions: {reason}."
@@ -165,19 +169,60 @@ def start_timer(mod: IRModule, target: Target, device_index: int) -> Iterator[Tv
 
 
 def main(argv: Sequence[str]) -> None:
-    """Compile the functions in a file for a device, wait for a line, and print the seconds of each function."""
+    """Compile the functions in a file for a device, wait for a line, and print the seconds of each function; they are
+    null for a function that does not compile.
+
+    Functions are compiled a few at a time, so that a line that comes early has the times of some of them.
+    """
     path, index = Path(argv[0]), int(argv[1])
     mod, target = tvm.ir.load_json(path.read_text(encoding="utf-8"))
-    try:
-        machine = relax.VirtualMachine(tvm.compile(mod, target), tvm.cuda(index))
-    except Exception as error:  # TVM and NVRTC raise many types
-        sys.exit(describe_error(error))
-    if not sys.stdin.readline():  # the parent has ended
-        return
-    for variable, function in mod.functions_items():
-        arguments = [_make_argument(param.ty, index) for param in function.params]
-        seconds = _time_function(machine[str(variable.name_hint)], arguments, index)
-        print(json.dumps([str(function.attrs["workload"]), seconds]), flush=True)
+    if any("float16" in str(param.ty.dtype) for function in mod.functions.values() for param in function.params):
+        import_tensor_intrinsics()
+    compiled: list[tuple[IRModule, Any]] = []
+    is_timing = False
+    for part, executable in _compile_parts(mod, target):
+        compiled.append((part, executable))
+        if not is_timing and select.select([sys.stdin], [], [], 0)[0]:
+            if not sys.stdin.readline():  # the parent has ended
+                return
+            is_timing = True
+        if is_timing:
+            _print_times(compiled, index)
+    if not is_timing and sys.stdin.readline():
+        _print_times(compiled, index)
+
+
+def _compile_parts(mod: IRModule, target: Target) -> Iterator[tuple[IRModule, Any]]:
+    """Yield parts of a module and their executables. A part that does not compile is divided until single functions
+    remain, whose executable is None.
+    """
+    functions = list(mod.functions_items())
+    waiting = [functions[index : index + PART_SIZE] for index in range(0, len(functions), PART_SIZE)]
+    while waiting:
+        part = waiting.pop(0)
+        part_mod = IRModule(dict(part))
+        try:
+            yield part_mod, tvm.compile(part_mod, target)
+        except Exception as error:  # TVM and NVRTC raise many types
+            if len(part) > 1:
+                middle = len(part) // 2
+                waiting[:0] = [part[:middle], part[middle:]]
+            else:
+                print(describe_error(error), file=sys.stderr, flush=True)
+                yield part_mod, None
+
+
+def _print_times(compiled: list[tuple[IRModule, Any]], index: int) -> None:
+    """Print the seconds of the functions of compiled parts, which are removed from the list."""
+    while compiled:
+        part, executable = compiled.pop(0)
+        machine = None if executable is None else relax.VirtualMachine(executable, tvm.cuda(index))
+        for variable, function in part.functions_items():
+            seconds = None
+            if machine is not None:
+                arguments = [_make_argument(param.ty, index) for param in function.params]
+                seconds = _time_function(machine[str(variable.name_hint)], arguments, index)
+            print(json.dumps([str(function.attrs["workload"]), seconds]), flush=True)
 
 
 def _make_argument(tensor_type: relax.TensorType, index: int) -> Any:

@@ -133,7 +133,7 @@ class _GraphReader:
         if item.index != 0 or name is None or op is None or op.kind != "norm":
             return False
         self._names[variable] = name
-        self._result.results[name] = variable
+        self._result.exprs[name] = self._result.results[name] = variable
         return True
 
     def _add_conv(self, variable: relax.Var, call: Call) -> None:

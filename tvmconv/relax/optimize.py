@@ -17,10 +17,10 @@ from tvmconv.errors import Error, ModelError
 from tvmconv.measure.results import PhaseTimer
 from tvmconv.measure.workers.pool import keep_workers_alive
 from tvmconv.relax.comparison import TvmTimes, extract_functions, start_timer
+from tvmconv.relax.importers import simplify_imported
 from tvmconv.relax.kernels import CompileTarget, FoundKernel, KernelFinder, resolve_target
 from tvmconv.relax.layouts import Layout, plan_layouts, validate_layout
 from tvmconv.relax.linear import convert_linear_layers
-from tvmconv.relax.precision import fold_casts
 from tvmconv.relax.report import TVM_NAME, ConvolutionReport, ModuleReport
 from tvmconv.relax.rewriting import Replacement, replace_convolutions
 from tvmconv.relax.sites import RelaxConvolution, find_sites
@@ -219,7 +219,7 @@ def prepare_module(mod: IRModule, *, has_kernels: bool) -> IRModule:
 
     If there are kernels, linear layers become convolutions.
     """
-    passes = [relax.transform.CanonicalizeBindings(), fold_casts, relax.transform.FoldConstant()]
+    passes = [relax.transform.CanonicalizeBindings(), simplify_imported, relax.transform.FoldConstant()]
     if any("NHWC" in str(layout) for layout in _list_data_layouts(mod)):
         passes = [relax.transform.ConvertLayout(CHANNELS_FIRST_LAYOUTS), *passes]
     if has_kernels:

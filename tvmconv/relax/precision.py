@@ -11,7 +11,7 @@ from tvm import relax
 from tvm.ir import Call, GenericConst, IRModule
 
 from tvmconv.relax.graph import CONV_OPS, NORM_OP, is_foldable_norm, list_sizes, read_number
-from tvmconv.workloads.dtypes import get_numpy_dtype
+from tvmconv.relax.importers import rewrite_functions, simplify_imported
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -32,10 +32,11 @@ def to_float16(mod: IRModule) -> IRModule:
     """
     passes = [
         relax.transform.CanonicalizeBindings(),
+        simplify_imported,
         simplify_ops,
         relax.transform.DeadCodeElimination(),
         relax.transform.ToMixedPrecision("float16"),
-        fold_casts,
+        simplify_imported,
     ]
     return tvm.ir.transform.Sequential(passes)(mod)
 
@@ -47,30 +48,7 @@ def simplify_ops(mod: IRModule, _context: Any) -> IRModule:
     A normalization becomes part of the weight before it and a sum, or else a product and a sum. `ToMixedPrecision`
     converts these, but neither normalizations nor the limits of a clip.
     """
-    return _rewrite_functions(mod, _OpSimplifier(mod))
-
-
-@tvm.transform.module_pass(opt_level=0, name="tvmconv.fold_casts")
-def fold_casts(mod: IRModule, _context: Any) -> IRModule:
-    """Return a module without casts of constants. TVM's `FoldConstant` leaves those of scalars."""
-    return _rewrite_functions(mod, _CastFolder(mod))
-
-
-def _rewrite_functions(mod: IRModule, rewriter: relax.PyExprMutator) -> IRModule:
-    for variable, function in mod.functions_items():
-        if isinstance(function, relax.Function):
-            rewriter.builder_.update_func(variable, rewriter.visit_expr(function))
-    return relax.transform.CanonicalizeBindings()(rewriter.builder_.get())
-
-
-@relax.expr_functor.mutator
-class _CastFolder(relax.PyExprMutator):
-    def visit_call_(self, call: Call) -> relax.Expr:
-        call = super().visit_call_(call)
-        if getattr(call.op, "name", "") != "relax.astype" or not isinstance(call.args[0], GenericConst):
-            return call
-        dtype = str(call.attrs.dtype)
-        return relax.const(call.args[0].value.numpy().astype(get_numpy_dtype(dtype)), dtype)
+    return rewrite_functions(mod, _OpSimplifier(mod))
 
 
 @relax.expr_functor.mutator

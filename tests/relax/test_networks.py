@@ -1,0 +1,111 @@
+"""Whole networks of both importers: how many convolutions become ours, what they compute, and whether they compile."""
+
+import io
+import subprocess
+import sys
+
+import pytest
+import torch
+from relax_models import UNet, differ, exported, make_mobilenet_v2, make_resnet18, randomized
+from torch import nn
+from tvm import relax
+from tvm.ir import Call
+
+import tvmconv.relax
+
+onnx = pytest.importorskip("onnx")
+from tvm.relax.frontend.onnx import from_onnx  # noqa: E402
+
+NETWORKS = {"resnet18": make_resnet18, "mobilenet_v2": make_mobilenet_v2, "unet": lambda: randomized(UNet(8))}
+NUM_CONVOLUTIONS = {"resnet18": 20, "mobilenet_v2": 52, "unet": 13}
+NUM_LINEAR = {"resnet18": 1, "mobilenet_v2": 1, "unet": 0}
+
+
+def imported(source, model, x):
+    """A model as a module of Relax, by one of TVM's importers."""
+    if source == "torch":
+        return exported(model, x)
+    file = io.BytesIO()
+    with pytest.warns(DeprecationWarning, match="legacy"):  # the exporter that needs no further package
+        torch.onnx.export(model, (x,), file, dynamo=False, opset_version=17)
+    return from_onnx(onnx.load_from_string(file.getvalue()))
+
+
+@pytest.mark.sample(1)
+@pytest.mark.parametrize("source", ["torch", "onnx"])
+@pytest.mark.parametrize("network", NETWORKS)
+def test_networks_equal_pytorch(network, source):
+    model, x = NETWORKS[network](), torch.randn(1, 3, 32, 32)
+    optimized = tvmconv.relax.optimize_with_report(imported(source, model, x), "llvm")
+    assert optimized.report.num_replaced == len(optimized.report.lines) == NUM_CONVOLUTIONS[network]
+    others = {"relax.add", "relax.maximum", "relax.minimum", "relax.clip", "relax.nn.relu", "relax.nn.conv2d"}
+    assert len(list_calls(optimized.mod, others)) == NUM_LINEAR[network]  # the bias of the linear layer
+    assert differ(optimized.compile(), model, x) < 1e-5
+
+
+def list_calls(mod, names):
+    """The calls of some operations in the main function."""
+    calls = []
+
+    def visit(expr):
+        if isinstance(expr, Call) and getattr(expr.op, "name", "") in names:
+            calls.append(expr)
+
+    relax.analysis.post_order_visit(mod["main"], visit)
+    return calls
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float16"])
+def test_limits_of_onnx_are_part_of_the_kernel(dtype):
+    model = nn.Sequential(nn.Conv2d(4, 8, 3), nn.ReLU6(), nn.Conv2d(8, 4, 1), nn.Hardtanh(min_val=-0.5)).eval()
+    x = torch.randn(1, 4, 9, 9)
+    mod = imported("onnx", model, x)
+    if dtype == "float16":
+        mod = tvmconv.relax.to_float16(mod)
+    optimized = tvmconv.relax.optimize_with_report(mod, "llvm")
+    first, last = (line.workload for line in optimized.report.lines)
+    assert first.endswith(",bias,relu6")
+    assert last.endswith(",bias")  # no epilogue has these limits
+    assert differ(optimized.compile(), model, x) < (1e-5 if dtype == "float32" else 5e-3)
+
+
+def test_residual_may_be_a_batch_normalization():
+    class Shortcut(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.conv, self.norm = nn.Conv2d(4, 8, 3, padding=1), nn.BatchNorm2d(8)
+            self.shortcut, self.shortcut_norm = nn.Conv2d(4, 8, 1), nn.BatchNorm2d(8)
+
+        def forward(self, x):
+            return torch.relu(self.norm(self.conv(x)) + self.shortcut_norm(self.shortcut(x)))
+
+    model, x = randomized(Shortcut()), torch.randn(1, 4, 9, 9)
+    for layout in ("nchw", "nhwc"):
+        optimized = tvmconv.relax.optimize_with_report(exported(model, x), "llvm", layout=layout)
+        assert optimized.report.num_replaced == 2
+        assert not list_calls(optimized.mod, {"relax.nn.conv2d", "relax.nn.batch_norm"})
+        assert differ(optimized.compile(), model, x) < 1e-5
+
+
+LOAD = """
+import sys, tvm
+module = tvm.runtime.load_module("model.so")
+assert module.implements_function("vm_load_executable")
+assert not any(name.startswith("tvmconv") for name in sys.modules)
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("arch", ["sm_80", "sm_90"])
+@pytest.mark.parametrize("source", ["torch", "onnx"])
+@pytest.mark.parametrize("network", NETWORKS)
+def test_networks_compile_for_cuda(network, source, arch, tmp_path):
+    mod = imported(source, NETWORKS[network](), torch.randn(1, 3, 224, 224))
+    optimized = tvmconv.relax.optimize_with_report(mod, arch)
+    num_convolutions = NUM_CONVOLUTIONS[network] + NUM_LINEAR[network]
+    assert len(optimized.report.lines) == optimized.report.num_replaced == num_convolutions, str(optimized.report)
+    calls = list_calls(optimized.mod, {"relax.call_dps_packed"})
+    assert len(calls) == num_convolutions
+    assert all(isinstance(argument.ty, relax.TensorType) for call in calls for argument in call.args[1])
+    optimized.compile().export_library(str(tmp_path / "model.so"))
+    subprocess.run([sys.executable, "-c", LOAD], cwd=tmp_path, check=True)
