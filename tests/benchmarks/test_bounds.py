@@ -26,7 +26,7 @@ def test_bounds_are_set_beside_what_was_measured(bench, tmp_path, capsys):
 @pytest.mark.slow
 def test_what_was_counted_once_need_not_be_built_again(bench, tmp_path, capsys):
     recorded = ROOT / "tuning_logs/nvidia-h200/experiments/bounds-direct"
-    assert bench(["--again", f"{recorded}.json", "-o", str(tmp_path)]) == 0
+    assert bench(["--again", f"{recorded}.json.gz", "-o", str(tmp_path)]) == 0
     assert (tmp_path / "bounds-direct.md").read_text() == Path(f"{recorded}.md").read_text()
 
 

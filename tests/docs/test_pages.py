@@ -111,7 +111,9 @@ def command_of(section, page, folder):
         return ["bench", "eight-bits", "--from", *recorded("*/*/eight-bits.json")]
     if section.startswith("gradients-"):
         return ["bench", "layer-table", *recorded(f"*/gradients/{section}*.json.gz"), "--section", section]
-    (measured,) = recorded(f"*/*/{section}.json")
+    if section == "video":
+        return ["bench", "layer-table", *recorded("*/video/*-tuned.json.gz"), "--section", section]
+    (measured,) = recorded(f"*/*/{section}.json") or recorded(f"*/*/{section}.json.gz")
     if section.startswith("bounds-"):
         return ["bench", "bounds", "--from", measured, "-o", folder]
     return [*(["counters"] if section.endswith("-counters") else ["bench", "sweep"]), "--from", measured]

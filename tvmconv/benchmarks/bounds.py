@@ -33,6 +33,7 @@ from tvmconv.cli import options, output
 from tvmconv.cli.errors import UsageError
 from tvmconv.cli.progress import progress_line
 from tvmconv.errors import Error
+from tvmconv.jsonfile import read_json, translate_json_errors
 from tvmconv.logs.lines import translate_os_errors
 from tvmconv.logs.record import Record
 from tvmconv.reports.tables import EMPTY_CELL, Table, format_significant
@@ -101,8 +102,8 @@ def _flatten(groups: Iterable[list[Point]]) -> list[Point]:
 
 def _read(file: Path) -> dict[str, Any]:
     """Read the file of an earlier run."""
-    with translate_os_errors(file, "read"):
-        data = json.loads(file.read_text(encoding="utf-8"))
+    with translate_os_errors(file, "read"), translate_json_errors(f"cannot read {file}", UsageError):
+        data = read_json(file).value
     if not isinstance(data, dict) or not {"machine", "points", "held_out", "name"} <= set(data):
         raise UsageError(f"{file} was not written by tvmconv bench bounds")
     return data
