@@ -349,6 +349,18 @@ def test_only_conversions_that_a_config_needs_are_predicted():
     assert last < first < last + 1.1 + 2 * 32 * 128 * 28 * 28 * 2 / 2.5e6
 
 
+def test_predictions_compare_how_channels_first_pixels_are_loaded():
+    """On an H200 the best measured time was 67 µs with halo rows transposed in shared memory, 112 with a conversion."""
+    w, device = tc.parse("conv2d:32x32x160x160,32x32x3x3,s1,p1,f16"), find_device("sm_90")
+    spaces = {
+        schedule.name: schedule.space(w, device.limits) for schedule in registry.schedules_to_tune(w, "cuda", "sm_90")
+    }
+    predictions = predict(w, spaces, CostModel.load(model.PACKAGED_MODEL), 100)
+    loaders = [(each.schedule, each.config.get("input_loader")) for each in predictions]
+    assert loaders[0] == ("hopper", "halo_smem")
+    assert {("hopper", "converted"), ("hopper", "halo"), ("mma_sync", "halo")} <= set(loaders)
+
+
 def test_no_other_schedule_replaces_a_first_one_without_a_model():
     for dtype in ("f16", "tf32"):
         assert (

@@ -8,7 +8,7 @@ on 20 of 41 layers of an unseen network, the best predicted neighbours of the ca
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -23,6 +23,9 @@ from tvmconv.workloads.conv_operator import ConvOperator
 NUM_NEAREST_EXAMPLES = 16  # number of examples that are candidates, up to two for each workload
 MAX_NEIGHBORS = 4  # number of legal neighbours that replace an illegal candidate
 MIN_SPEEDUP_OVER_DEFAULT = 1.07  # predicted speed-up over the default config below which the default is preferred
+# Knobs that choose how channels-first pixels are loaded. The examples are channels last; each is a candidate with all
+# options, whose costs `layout_seconds` has.
+LAYOUT_KNOBS = "input_loader", "producer_warpgroups"
 UCB_FACTOR = 0.5  # number of standard deviations of the members in the upper confidence bound
 
 
@@ -103,7 +106,18 @@ def candidate_points(
     nearest = np.argsort(distances, kind="stable")[:NUM_NEAREST_EXAMPLES]
     nearest_configs = [examples[index].config for index in nearest if np.isfinite(distances[index])]
     configs = [space.default, *nearest_configs, *schedule_model.portfolio]
-    points = remove_duplicate_points(np.stack([space.project(config) for config in configs]))
+    points = np.stack([space.project(config) for config in configs])
+    points = _combine_with_options(space, points, LAYOUT_KNOBS)
     is_legal = space.is_legal(points)
     neighbors = [each[:MAX_NEIGHBORS] for each in space.list_neighbors_of_each(points[~is_legal])]
     return remove_duplicate_points(np.concatenate([points[is_legal], *neighbors]))
+
+
+def _combine_with_options(space: Space, points: np.ndarray, knobs: Sequence[str]) -> np.ndarray:
+    """Return distinct points (n, knobs) with all options of those of some knobs that the space has."""
+    for index, name in enumerate(space.knobs):
+        if name in knobs:
+            variants = np.repeat(points[:, None], space.sizes[index], axis=1)
+            variants[:, :, index] = np.arange(space.sizes[index])
+            points = variants.reshape(-1, len(space.knobs))
+    return remove_duplicate_points(points)

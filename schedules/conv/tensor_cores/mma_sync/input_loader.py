@@ -33,8 +33,10 @@ from .tile_config import MmaSyncTileConfig
 
 INPUT_LOADER, CONVERTED, HALO, CP_ASYNC = "input_loader", "converted", "halo", "cp_async"
 MAX_BLOCK = 1 << 10  # rows and channels of a tile are fewer
-NARROW_COPY_RATIO = 0.1  # further time of a launch whose vectors have 8 bytes, and thrice that of 4; an assumption
-TRANSPOSE_US = 0.25  # barrier and latencies of the transpose of a block of channels, an assumption
+NARROW_COPY_RATIO = (
+    0.1  # further time of a launch that copies vectors of 16 bytes, and twice as much for 8; an assumption
+)
+TRANSPOSED_BYTES_PER_US = 33e3  # halo rows of a block of threads: five timings of searches on an H200
 
 
 @dataclass(frozen=True)
@@ -113,10 +115,9 @@ class HaloTileConfig(MmaSyncTileConfig):
         """Return the mean number of bytes that a k-tile stores to shared memory or moves there."""
         return self.copied_bytes(gemm) + (self.box_bytes + self.halo_bytes(gemm)) / self.num_taps
 
-    @property
-    def further_k_tile_us(self) -> float:
-        """Mean latency of the transpose of a block of channels per k-tile in microseconds."""
-        return TRANSPOSE_US / self.num_taps
+    def transpose_us(self, gemm: ImplicitGemmShape) -> Any:
+        """Return the time of all transposes of a block of threads in microseconds, which no product hides."""
+        return self.blocks_per_cta(gemm) * self.halo_bytes(gemm) / TRANSPOSED_BYTES_PER_US
 
 
 @functools.lru_cache(maxsize=64)
@@ -168,7 +169,7 @@ def list_loader_constraints(gemm: ImplicitGemmShape) -> list[Rule]:
 def estimate_by_loader_us(config: MmaSyncTileConfig, w: Conv) -> Any:
     """Return the estimated latency of configs in microseconds, with what it takes to load X."""
     latency_us = estimate_latency_us(config, config.get_shape(w))
-    narrow_ratio = {16: 0.0, 8: NARROW_COPY_RATIO}.get(_count_vector_bytes(w), 3 * NARROW_COPY_RATIO)
+    narrow_ratio = NARROW_COPY_RATIO * VECTOR_BYTES / max(1, _count_vector_bytes(w))
     gather_us = np.where(np.equal(config.input_loader, CP_ASYNC), narrow_ratio * latency_us, 0.0)
     conversion_us = np.where(np.equal(config.input_loader, CONVERTED), estimate_pixel_conversion_us(w), 0.0)
     return latency_us + gather_us + conversion_us

@@ -66,11 +66,11 @@ def _estimate_wave_us(config: MmaSyncTileConfig, gemm: ImplicitGemmShape, reside
         *(resident_blocks, macs_per_k_tile, smem_read_bytes + config.moved_bytes(gemm), gemm.itemsize, params),
         resident_blocks * H200.multiprocessors * copied_bytes / params.l2_bytes_per_us,
         params.l2_latency_us / k_tiles_in_flight,
-        params.k_tile_us + params.mma_issue_us * num_mmas + config.further_k_tile_us,
+        params.k_tile_us + params.mma_issue_us * num_mmas,
     )
     return (
         config.k_tiles_per_block(gemm) * k_tile_us
-        + params.epilogue_us_per_accumulator * config.num_accumulators * resident_blocks
+        + (params.epilogue_us_per_accumulator * config.num_accumulators + config.transpose_us(gemm)) * resident_blocks
     )
 
 

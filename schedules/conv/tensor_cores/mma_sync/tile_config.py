@@ -7,7 +7,7 @@ the cost model use the same formulas.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Any
 
 import numpy as np
 
@@ -57,8 +57,6 @@ class MmaSyncTileConfig(TileConfig):
     promotion_interval: Any = 0
     stores_channels_first: Any = False  # whether the output is channels first, which is no knob
     input_loader: Any = "converted"  # how a channels-first X is loaded; X is channels last where there is no such knob
-
-    further_k_tile_us: ClassVar[Any] = 0.0  # latency of other work per k-tile in microseconds
 
     @property
     def is_warp_tile_exact(self) -> Any:
@@ -155,6 +153,10 @@ class MmaSyncTileConfig(TileConfig):
     def moved_bytes(self, gemm: ImplicitGemmShape) -> Any:
         """Return the bytes that a k-tile stores to shared memory or moves there."""
         return self.stage_bytes(gemm)
+
+    def transpose_us(self, _gemm: ImplicitGemmShape) -> Any:
+        """Return the time that a block transposes operands in shared memory in microseconds."""
+        return 0.0
 
     def pitch_bytes(self, itemsize: Any) -> Any:
         """Return the bytes from one pixel to the next of the tile in shared memory, or from one channel to the next.
