@@ -5,7 +5,9 @@ from pathlib import Path
 
 import pytest
 
+from tvmconv.benchmarks.layer_table import make_layer_table
 from tvmconv.benchmarks.torch_table import make_layout_table
+from tvmconv.experiments.sweep import Sweep
 
 ROOT = Path(__file__).parents[2]
 W = "conv2d:1x64x56x56,192x64x3x3,s1,p1"
@@ -65,3 +67,13 @@ def test_a_layer_table_needs_tuned_kernels(bench, capsys):
     untuned = next((ROOT / "tuning_logs").glob("**/filter1d-k5.json"))
     assert bench([untuned], "layer-table") == 2
     assert "has no tuned kernels: expected a file NAME-tuned.json" in capsys.readouterr().err
+
+
+def test_a_layer_table_of_several_devices_names_them():
+    files = sorted((ROOT / "tuning_logs").glob("*/gradients/gradients-dense.json.gz"), reverse=True)
+    several, one = make_layer_table([*map(Sweep.read, files)]), make_layer_table([Sweep.read(files[0])])
+    assert {row[-1] for row in several.rows} == {"NVIDIA H200", "NVIDIA H100 80GB HBM3", "—"}
+    assert "device" not in one.headers
+    assert [row[:4] for row in one.rows[:-1]] == [
+        row[:4] for row in several.rows[: len(one.rows) - 1]
+    ]  # the first counts

@@ -4,7 +4,8 @@
     tvmconv bench layer-table results/grouped-tuned.json --section grouped --update-page docs/backward.md
 
 The table has the times of the tuned kernel and of each library, their shares of the physical limit, the speed-ups, and
-in its last line the geometric means. A workload of several files has the times of the first of them.
+in its last line the geometric means. A workload of several files has the times of the first of them. If files are of
+several devices, a column names the device of each time.
 """
 
 from __future__ import annotations
@@ -19,10 +20,11 @@ from tvmconv.cli.errors import UsageError
 from tvmconv.experiments.results import TUNED, Result
 from tvmconv.experiments.sweep import Sweep
 from tvmconv.reports.library_comparison import make_comparison_table
-from tvmconv.reports.tables import Table
+from tvmconv.reports.tables import EMPTY_CELL, Table
 from tvmconv.workloads import Workload
 
 SECTION = "layers"
+DEVICE = "device"  # column of a table of several devices
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
@@ -53,4 +55,10 @@ def make_layer_table(sweeps: Sequence[Sweep]) -> Table:
         for result in sweep.results:
             results.setdefault(result.workload, result)
     labels = [f"`{workload.text}`" for workload in results]
-    return make_comparison_table(Sweep(SECTION, labels, [*results.values()], ""))
+    table = make_comparison_table(Sweep(SECTION, labels, [*results.values()], ""))
+    devices = [result.device_name for result in results.values()]
+    if len(set(devices)) == 1:
+        return table
+    cells = [*devices, *[EMPTY_CELL] * (len(table.rows) - len(devices))]
+    rows = [(*row, cell) for row, cell in zip(table.rows, cells, strict=True)]
+    return Table([*table.headers, DEVICE], rows, {*table.left_aligned, DEVICE})

@@ -53,7 +53,11 @@ def open_cta(
 
 
 def allow_dependent_launch() -> None:
-    """Let a next launch that waits for the end of this one start early (PTX ISA, "griddepcontrol")."""
+    """Wait for the end of the previous launch, and let the next one start early, which waits likewise.
+
+    Source: PTX ISA, "griddepcontrol".
+    """
+    emit_ptx("griddepcontrol.wait")
     emit_ptx("griddepcontrol.launch_dependents")
 
 

@@ -25,15 +25,16 @@ from tvmconv.space import Columns, Knobs
 from tvmconv.space.search_space import ResourceUsage
 from tvmconv.workloads import Conv
 from tvmconv.workloads.conv_gradient import InputGradient
+from tvmconv.workloads.dtypes import get_itemsize
 
 from ....tir_builder import Buffer
 from ...tile_config import Rule, add_rules
 from ..gemm.problem import make_strided_dgrad
 from ..gemm.residue_classes import ResidueClasses
-from ..implicit_gemm_shape import VECTOR_BYTES, ImplicitGemmShape
+from ..implicit_gemm_shape import ACCUMULATOR_BYTES, VECTOR_BYTES, ImplicitGemmShape
 from ..residue_product import ResidueProduct
 from .candidates import select_best
-from .constraints import isa_constraints, require_whole_slices, resource_constraints
+from .constraints import isa_constraints, prune_narrow_boxes, require_whole_slices, resource_constraints
 from .kernel import emit_kernel
 from .knobs import can_compute_several_tiles, compute_usage, declare_knobs, list_starting_configs
 from .latency import estimate_latency_us
@@ -163,7 +164,8 @@ def declare_strided_knobs(w: InputGradient, k: Knobs) -> HopperTileConfig:
     """Declare the knobs of `hopper`, with defaults that suit the workload, and return their values."""
     product = make_product(w)
     config = declare_knobs(product, k, select_default(product), estimate_us)
-    add_rules(k, lambda columns: HopperTileConfig.of_workload(columns, product), constraints(product))
+    pruned = [prune_narrow_boxes(w.C // w.groups)] if get_itemsize(w.storage) < ACCUMULATOR_BYTES else []
+    add_rules(k, lambda columns: HopperTileConfig.of_workload(columns, product), constraints(product), pruned)
     return config
 
 

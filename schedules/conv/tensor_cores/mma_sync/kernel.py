@@ -98,8 +98,7 @@ def emit_kernel(
     tiles = TileScheduler.of_product((shape.m, shape.n), (config.block_m, config.block_n), shape.groups, num_ctas)
     splits_in_cluster = bool(config.uses_cluster_reduction)
     with open_cta(num_ctas, int(config.num_threads), config.split_k, splits_in_cluster=splits_in_cluster) as position:
-        if workspace is not None:
-            allow_dependent_launch()
+        allow_dependent_launch()
         cta, split, smem = position.index, position.split, allocate_smem(int(compute_smem_bytes(w, config)))
         tiling = make_tiling(w.dtype, config, position.thread)
         accumulators = allocate("accumulators", tiling.num_accumulators, "float32")

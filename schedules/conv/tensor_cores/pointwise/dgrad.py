@@ -100,7 +100,6 @@ def emit_kernel(config: PointwiseConfig, arguments: dict[str, Buffer]) -> None:
     num_ctas, warps, num_tiles = int(config.num_blocks), int(config.warps), int(config.num_tiles)
     with open_cta(num_ctas, int(config.num_threads), 1, splits_in_cluster=False) as cta:
         smem = allocate_smem(int(config.smem_bytes))
-        emit_ptx("griddepcontrol.wait")
         allow_dependent_launch()
         tile = Register("tile", value=cta.index * warps + cta.thread.warp)
         pixels = RegisterTile.allocate(config, arguments, cta.thread)
