@@ -14,6 +14,7 @@ import logging
 import os
 import pkgutil
 import sys
+import threading
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -35,6 +36,7 @@ ENTRY_POINT_GROUP = "tvmconv.schedules"
 SCHEDULES_VARIABLE = "TVMCONV_SCHEDULES"  # names of modules, with commas between them
 
 _logger = logging.getLogger("tvmconv")
+_loading_lock = threading.RLock()  # the imported modules may use the registry
 
 
 def schedule(
@@ -145,6 +147,12 @@ def _get_source_path(function: Callable) -> str:
     return os.path.realpath(function.__code__.co_filename)
 
 
+def _wait_for_schedule_packages() -> dict[str, Error]:
+    """Import the packages of schedules, or wait for the thread that does; return the errors of those that do not."""
+    with _loading_lock:
+        return _load_schedule_packages()
+
+
 @functools.cache
 def _load_schedule_packages() -> dict[str, Error]:
     """Import every module of every package of schedules, the built-in package first, which registers the schedules. The
@@ -203,7 +211,7 @@ def schedules(workload: Workload | str | None = None) -> list[Schedule]:
         >>> [s.name for s in schedules("conv2d:1x64x56x56,64x64x3x3,s1,p1")][:2]
         ['default', 'tiling']
     """
-    _load_schedule_packages()
+    _wait_for_schedule_packages()
     w = None if workload is None else as_workload(workload)
     return sorted(
         (s for s in registered_schedules.values() if w is None or _is_applicable_or_failing(s, w)), key=_listing_order
@@ -239,7 +247,7 @@ def find_schedule(w: Workload, name: str) -> Schedule:
         >>> find_schedule(tvmconv.parse("conv2d:1x64x56x56,64x64x3x3,s1,p1"), "tiling").operator
         'conv2d'
     """
-    import_errors = _load_schedule_packages()
+    import_errors = _wait_for_schedule_packages()
     registered = registered_schedules.get((w.operator, name))
     if registered and _is_applicable_or_failing(registered, w):
         return registered

@@ -34,6 +34,8 @@ CPU = torch.device("cpu")
         ("conv2d:1x32x1x1,8x32x1x1,s1,p0,nhwc,bias,sigmoid", "direct"),
         ("conv1d:1x8x64,16x8x7,s1,p9,d3,bf16,nhwc,bias,leaky_relu0.1,add", "default"),
         ("conv2d_transpose:1x8x5x6,8x4x3x3,s2,p1,op1,bias,relu", "default"),
+        ("conv2d:1x8x9x11,8x8x3x3,s1,p1,nchw-nhwc,bias,add,relu", "default"),
+        ("conv3d:1x4x5x6x7,8x4x3x3x3,s2,p1,nhwc,bias,leaky_relu", "default"),
         ("conv2d:1x16x6x6,8x16x3x3,s1,p1,i8,nhwc,out-i8,scale,bias,relu,quantize", "default"),
     ],
 )
@@ -108,7 +110,7 @@ class Runner(Builders):
 TEXTS = [f"conv2d:1x64x{size}x{size},64x64x1x1,s1,p0" for size in range(8, 28)]
 
 
-def search_layers(monkeypatch, opencl, tmp_path, limit, kernel_seconds, pytorch_seconds):
+def search_layers(monkeypatch, opencl, tmp_path, limit, kernel_seconds, pytorch_seconds, records=None):
     """Search twenty layers for so many seconds, and return the texts of the timed kernels in turn."""
     host = Host(dict.fromkeys(TEXTS, 1e-3) | kernel_seconds)
     monkeypatch.setattr("tvmconv.deadline.time", SimpleNamespace(monotonic=lambda: host.now))
@@ -121,7 +123,9 @@ def search_layers(monkeypatch, opencl, tmp_path, limit, kernel_seconds, pytorch_
     monkeypatch.setattr(product_search, "collect_resources", lambda program: {})
     tasks = [LayerTask(text, CPU, 1, pytorch_seconds) for text in TEXTS]
     log = Log(tmp_path / "log.jsonl")
-    search = ProductSearch(tasks, opencl, CPU, log, RecordIndex([]), Deadline.after(limit), lambda text: None)
+    search = ProductSearch(
+        tasks, opencl, CPU, log, records or RecordIndex([]), Deadline.after(limit), lambda text: None
+    )
     search.run(iter(()))
     assert limit <= host.now < limit + 1
     return host.timed
@@ -187,6 +191,14 @@ def test_configs_of_logs_come_first_also_those_of_the_layer_without_its_epilogue
     task = LayerTask(text + ",bias,relu", CPU)
     search = ProductSearch([task], opencl, CPU, Log(log), RecordIndex([log]), Deadline(), print)
     (product,) = search.products
-    assert product.num_trials == 2
+    assert product.num_recorded_trials == 2
     assert {each.config["number"] for each in [*product.candidates][:2]} == {1, 2}
     assert len(product.candidates) == 4
+
+
+def test_a_layer_with_many_records_gets_a_kernel_before_others_get_a_second_one(monkeypatch, opencl, tmp_path):
+    log = tmp_path / "log.jsonl"
+    for number in range(9):
+        Log(log).append(made_up(tc.parse(TEXTS[0]), "direct", {"number": number}, opencl.name))
+    timed = search_layers(monkeypatch, opencl, tmp_path, 5.5, {}, dict.fromkeys(TEXTS, 2e-3), RecordIndex([log]))
+    assert set(timed[:20]) == set(TEXTS)

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping
 
 from tvmconv.deadline import Deadline
-from tvmconv.measure.builder import NO_TIME_MESSAGE
 from tvmconv.measure.workers.pool import keep_workers_alive
 from tvmconv.torch.kernels import KernelProvider
 from tvmconv.torch.layer_task import LayerTask
@@ -47,14 +46,13 @@ def _search(
 ) -> set[str]:
     """Search the workloads that the log does not cover, and add the fastest kernel of each to the provider.
 
-    Returns the texts of these workloads.
+    Returns the texts of these workloads, except those that were not reached and of which logs have records.
     """
     log = provider.open_log()
     texts = provider.list_uncovered(counts, NUM_FIRST_TRIALS)
     if not texts or deadline.cut_off.has_passed:
         provider.unsearched_workloads += texts
-        provider.failure_reasons.update(dict.fromkeys(texts, NO_TIME_MESSAGE))
-        return set(texts)
+        return set()
     prestart_search(provider.torch_device)
     tasks = [LayerTask(text, provider.torch_device, counts[text], pytorch_seconds) for text in texts]
     search = ProductSearch(
@@ -62,15 +60,18 @@ def _search(
         *(deadline, provider.report_progress),
     )
     search.run(pytorch_timings)
+    recorded: set[str] = set()
     for product in search.products:
         text = product.workload.text
         for kernel in product.kernels[:1]:
             provider.add_searched_kernel(product.workload, *kernel.config, kernel.program, kernel.seconds)
         if not product.num_trials:
             provider.unsearched_workloads.append(text)
+            if product.num_recorded_trials:
+                recorded.add(text)
         if not product.kernels:
             for config, program in product.untimed:
                 provider.add_searched_kernel(product.workload, *config, program)
             provider.failure_reasons[text] = describe_failure(product)
     provider.forget_record_index()
-    return set(texts)
+    return set(texts) - recorded

@@ -97,7 +97,8 @@ class SearchedProduct:
     first_config: ListedConfig | None = None  # the most promising one
     kernels: list[SearchedKernel] = field(default_factory=list)  # the fastest first
     expanded: set[str] = field(default_factory=set)  # keys of configs whose neighbours were listed
-    num_trials: int = 0  # of this search and of the log
+    num_trials: int = 0  # of this search
+    num_recorded_trials: int = 0  # of earlier searches on the device, in logs
     num_since_best: int = 0  # trials since the fastest one
     num_in_flight: int = 0  # configs that are built or timed
     untimed: list[tuple[ListedConfig, Executable]] = field(default_factory=list)  # kernels for which time was too short
@@ -142,6 +143,8 @@ class SearchedProduct:
     def priority(self) -> tuple[int, float]:
         """Sort key; the product with the smallest one is advanced next."""
         num_trials, num_calls = self.num_trials + self.num_in_flight, self.task.num_calls
+        if self.kernels:  # before that, a recorded config has to be built again
+            num_trials += self.num_recorded_trials
         times = [each.seconds for each in self.kernels]
         times += [self.task.pytorch_seconds] if self.task.pytorch_seconds is not None else []
         seconds = min(times, default=UNKNOWN_RATIO * self.bound_seconds)
@@ -387,7 +390,7 @@ def _make_products(tasks: Sequence[SearchTask], device: Device, record_index: Re
             is_fast = num_configs[match, has_epilogue] <= MAX_RECORDED_CONFIGS
             if is_fast and _can_build(workload, record, device):
                 product.add_candidates([ListedConfig(record.schedule, record.config)])
-        product.num_trials = num_configs[DeviceMatch.DEVICE, True]
+        product.num_recorded_trials = num_configs[DeviceMatch.DEVICE, True]
         products[workload.text] = product
     return list(products.values())
 

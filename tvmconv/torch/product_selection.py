@@ -32,6 +32,7 @@ from tvmconv.torch.timing import CallTimingCache
 from tvmconv.torch.training_report import ProductReport
 
 PYTORCH_TIMING_FRACTION = 0.2  # of the time until the deadline, for PyTorch's times, which order the searches
+COMPARE_SECONDS = {"cuda": 0.15, "cpu": 1.0}  # approximate time of the timings and a check of a product
 CLOSE_RATIO = 0.1  # relative difference of two times below which both are measured again, one after the other
 
 
@@ -56,7 +57,7 @@ class ProductSelector:
         try:
             with keep_workers_alive():
                 deadline = self._deadline and kernels_deadline(
-                    len(supported), self._provider.torch_device, self._deadline
+                    len(supported), self._provider.torch_device, self._deadline, COMPARE_SECONDS
                 )
                 if deadline is not None and supported:
                     num_waves = ceil_div(len(derived), resolve_num_workers(None))
@@ -92,7 +93,7 @@ class ProductSelector:
             kernels = list_kept_kernels(product)
             for kernel in kernels:
                 provider.add_searched_kernel(product.workload, *kernel.config, kernel.program, kernel.seconds)
-            if not product.num_trials:
+            if not (product.num_trials or product.num_recorded_trials):
                 provider.unsearched_workloads.append(product.workload.text)
             if not kernels:
                 provider.failure_reasons[product.workload.text] = describe_failure(product)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import time
 from collections import Counter
@@ -42,12 +43,18 @@ def validate_choice(choose: str) -> ChooseMode:
     return cast(ChooseMode, choose)
 
 
-def kernels_deadline(num_workloads: int, torch_device: torch.device, deadline: Deadline) -> Deadline:
+def kernels_deadline(
+    num_workloads: int,
+    torch_device: torch.device,
+    deadline: Deadline,
+    compare_seconds: Mapping[str, float] = COMPARE_SECONDS,
+) -> Deadline:
     """Return the deadline for finding kernels, which leaves time to compare the layers with PyTorch.
 
+    `compare_seconds` is the time of a comparison by the kind of device.
     At most half of the time until the deadline of the comparison, and until its cut-off, is reserved for it.
     """
-    comparison_seconds = num_workloads * COMPARE_SECONDS[torch_device.type]
+    comparison_seconds = num_workloads * compare_seconds[torch_device.type]
     end = deadline.end_time - min(comparison_seconds, deadline.remaining_seconds / 2)
     cut_off = deadline.cut_off.end_time - min(comparison_seconds, deadline.cut_off.remaining_seconds / 2)
     return Deadline(end, max(cut_off - end, 0.0))
@@ -92,8 +99,7 @@ class KernelSelector:
         """
         if self._provider.torch_device.type != "cuda":
             return
-        seconds = PYTORCH_TIMING_FRACTION * self._deadline.remaining_seconds
-        deadline = self._deadline.reserve_seconds(self._deadline.remaining_seconds - seconds)
+        deadline = Deadline.after(PYTORCH_TIMING_FRACTION * self._deadline.remaining_seconds)
         for index in self._sort_by_cost(sites, counts):
             site = sites[index]
             if site.module is None or site.workload_text in self.pytorch_seconds:
@@ -101,7 +107,7 @@ class KernelSelector:
             if deadline.has_passed:
                 return
             arguments = make_random_arguments(site)
-            with torch.no_grad(), use_cudnn_heuristics():
+            with torch.no_grad(), use_cudnn_heuristics(), contextlib.suppress(RuntimeError):  # for example, no memory
                 self.pytorch_seconds[site.workload_text] = self._time_pytorch(site, arguments)
             yield
 
