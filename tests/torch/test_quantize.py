@@ -166,6 +166,22 @@ def test_layers_to_quantize_are_searched_in_8_bits_only(tmp_path, monkeypatch):
     assert all(line.implementation != PYTORCH_NAME for line in lines)
 
 
+@pytest.mark.parametrize("rounding_seconds", [0.5, 3.0])
+def test_a_layer_may_be_slower_if_its_readers_need_no_rounding(monkeypatch, rounding_seconds):
+    def get_seconds(self, name, call):
+        if name.startswith(("precision of the model", "the whole by PyTorch")):
+            return 10.0
+        return rounding_seconds if name.startswith("rounding") else 11.0 if ",16x16" in name else 8.0
+
+    monkeypatch.setattr(timing.TimingCache, "get_seconds", get_seconds)
+    monkeypatch.setattr(timing.TimingCache, "measure", lambda self, name, call: 1.0)
+    torch.manual_seed(0)
+    layers = [nn.Conv2d(16, 24, 1), nn.Conv2d(24, 16, 1), nn.Conv2d(16, 16, 1), nn.ReLU(), nn.Conv2d(16, 8, 1)]
+    x = torch.randn(1, 16, 6, 6)
+    lines = tvmconv.torch.optimize(nn.Sequential(*layers).eval(), x, dtype="i8", calibrate=[x]).report().lines
+    assert [",i8," in line.workload for line in lines] == [True, True, rounding_seconds > 1, True]
+
+
 def test_epilogues_in_units_of_the_residual():
     """The operations with the planned numbers are those of the layer, whatever precedes and follows the residual."""
     sums, residual = torch.randn(4, 3, 5, dtype=torch.float64), torch.randint(-9, 9, (4, 3, 5)).double()

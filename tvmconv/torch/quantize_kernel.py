@@ -20,9 +20,14 @@ TYPES = {"float32": "float", "float16": "__half", "bfloat16": "__nv_bfloat16"}
 CONVERSIONS = {
     # Two results of a pair of instructions in the lower 16 bits, the first one in the lower 8 (PTX ISA, cvt).
     torch.int8: """
-  // A float beyond int32 saturates, and NaN becomes 0.
-  int a = max(-128, min(127, max(-512, min(512, __float2int_rn(low))) + zero_point));
-  int b = max(-128, min(127, max(-512, min(512, __float2int_rn(high))) + zero_point));
+  int a, b;
+  if (zero_point == 0) {
+    asm("cvt.rni.sat.s8.f32 %0, %1;" : "=r"(a) : "f"(low));
+    asm("cvt.rni.sat.s8.f32 %0, %1;" : "=r"(b) : "f"(high));
+  } else {  // a float beyond int32 saturates, and NaN becomes 0
+    a = max(-128, min(127, max(-512, min(512, __float2int_rn(low))) + zero_point));
+    b = max(-128, min(127, max(-512, min(512, __float2int_rn(high))) + zero_point));
+  }
   return (a & 255) | ((b & 255) << 8);""",
     torch.float8_e4m3fn: """
   unsigned short pair;
