@@ -50,13 +50,14 @@ def test_a_method_that_hangs_or_ends_its_process_costs_itself_alone(case, tmp_pa
 
 
 def test_results_become_the_table_of_a_page(bench, tmp_path, capsys):
-    def write(name, network, batch, **seconds):
+    def write(name, network, batch, gpu="NVIDIA H100 80GB HBM3", **seconds):
         rows = [
             {"method": method.replace("_", "-"), "device_seconds": each, "made_seconds": 20.0, "error": 1e-3}
             for method, each in seconds.items()
         ]
         file = tmp_path / name
-        file.write_text(json.dumps({"network": network, "dtype": "f16", "batch": batch, "rows": rows}))
+        case = {"network": network, "dtype": "f16", "batch": batch, "provenance": f"{gpu}; TVM 0.27"}
+        file.write_text(json.dumps({**case, "rows": rows}))
         return file
 
     page = tmp_path / "page.md"
@@ -65,17 +66,19 @@ def test_results_become_the_table_of_a_page(bench, tmp_path, capsys):
         write("1.json", "resnet50", 16, tvm=8e-3, tvmconv_relax=1e-3, pytorch=None),
         write("2.json", "resnet50", 1, tvmconv_relax=1e-4, pytorch=4e-4, pytorch_compiled=3e-4),
         write("3.json", "resnet50", 1, tvm=2e-4),
+        write("4.json", "resnet50", 1, "NVIDIA H200", tvm=1e-4),
     ]
     assert bench([*files, "--update-page", page], "relax-table") == 0
     assert "geometric mean" in capsys.readouterr().out
     lines = page.read_text().splitlines()
-    headers = ["network", "dtype", "batch", "TVM [µs]", "PyTorch, best [µs]", "tvmconv.relax [µs]"]
+    headers = ["network", "dtype", "batch", "GPU", "TVM [µs]", "PyTorch, best [µs]", "tvmconv.relax [µs]"]
     headers += ["× TVM", "× PyTorch, best", "made in [s]", "error"]
     assert lines[2] == f"| {' | '.join(headers)} |"
-    assert lines[4:7] == [
-        "| resnet50 | f16 | 1 | 200 | 300 | 100 | 2.00 | 3.00 | 20.0 | 1.0e-03 |",
-        "| resnet50 | f16 | 16 | 8,000 | — | 1,000 | 8.00 | — | 20.0 | 1.0e-03 |",
-        "| geometric mean | — | — | — | — | — | 4.00 | 3.00 | — | — |",
+    assert lines[4:8] == [
+        "| resnet50 | f16 | 1 | NVIDIA H100 80GB HBM3 | 200 | 300 | 100 | 2.00 | 3.00 | 20.0 | 1.0e-03 |",
+        "| resnet50 | f16 | 1 | NVIDIA H200 | 100 | — | — | — | — | — | — |",
+        "| resnet50 | f16 | 16 | NVIDIA H100 80GB HBM3 | 8,000 | — | 1,000 | 8.00 | — | 20.0 | 1.0e-03 |",
+        "| geometric mean | — | — | — | — | — | — | 4.00 | 3.00 | — | — |",
     ]
     page.write_text("[]")
     assert bench([page], "relax-table") == 2

@@ -40,6 +40,20 @@ def test_library_is_written_and_runs(model, tmp_path, capsys):
     assert y.numpy()[0, 0, 0, 0] == 16  # 2 × 2 taps of 4 channels lie inside
 
 
+def test_float16_inside_keeps_inputs_and_outputs(model, tmp_path, capsys):
+    command = ["relax", model, "--target", "llvm", "--input", "2x4x6x6", "--float16", "--json"]
+    assert main([*command, "-o", str(tmp_path / "model.so")]) == 0
+    (line,) = json.loads(capsys.readouterr().out)["lines"]
+    assert line["workload"] == "conv2d:2x4x6x6,8x4x3x3,s1,p1,f16,relu"
+
+    import tvm
+    from tvm import relax
+
+    machine = relax.VirtualMachine(tvm.runtime.load_module(str(tmp_path / "model.so")), tvm.cpu())
+    y = machine["main"](tvm.runtime.tensor(np.ones((2, 4, 6, 6), np.float32))).numpy()
+    assert (y.dtype, y[0, 0, 1, 1]) == (np.float32, 36)
+
+
 def test_dynamic_batch_has_kernels_for_the_given_sizes(model, capsys):
     assert main(["relax", model, "--target", "sm_90", "--batch-size", "2", "--batch-size", "3", "--json"]) == 0
     lines = {line["function"]: line for line in json.loads(capsys.readouterr().out)["lines"]}

@@ -192,6 +192,8 @@ def test_errors_name_what_is_accepted(residual):
         tvmconv.relax.optimize(mod, "llvm", batch_sizes=[1])
     with pytest.raises(DeviceError, match="omit seconds"):
         tvmconv.relax.optimize(mod, "llvm", seconds=1)
+    with pytest.raises(DeviceError, match="architecture"):
+        tvmconv.relax.optimize(mod, tvm.target.Target({"kind": "cuda", "arch": "sm_50"}))
     with pytest.raises(DeviceError, match="expected cuda, opencl or llvm"):
         tvmconv.relax.optimize(mod, tvm.target.Target("vulkan"))
 

@@ -46,21 +46,21 @@ def test_mean_between_kernels_has_no_cast_of_its_own():
     optimized.compile()
 
 
-def test_linear_layer_is_a_convolution_with_its_bias():
+def test_linear_layer_is_a_convolution_with_its_epilogue():
     class Classifier(nn.Module):
         def __init__(self):
             super().__init__()
             self.first, self.last = nn.Linear(12, 6), nn.Linear(6, 5, bias=False)
 
         def forward(self, x):
-            return self.last(torch.relu(self.first(x)))
+            return self.last(nn.functional.hardswish(self.first(x)))
 
     model, x = Classifier().eval(), torch.randn(3, 12)
     mod = relax.transform.FoldConstant()(exported(model, x))
     converted = convert_linear_layers(mod)
     optimized = tvmconv.relax.optimize_with_report(converted, "llvm")
     assert [line.workload for line in optimized.report.lines] == [
-        "conv2d:3x12x1x1,6x12x1x1,s1,p0,bias",
+        "conv2d:3x12x1x1,6x12x1x1,s1,p0,bias,hardswish",
         "conv2d:3x6x1x1,5x6x1x1,s1,p0",
     ]
     assert differ(optimized.compile(), model, x) < 1e-5

@@ -50,20 +50,21 @@ def run(args: argparse.Namespace) -> int:
 
 
 def make_relax_models_table(results: Sequence[Mapping[str, Any]]) -> Table:
-    """Return a table with one row per network, dtype and batch, and the geometric means in the last row. The columns
-    are the methods of which a result has a time. Results of the same case are merged, of which the last one counts;
-    results that `tvmconv bench relax-models` did not write raise KeyError.
+    """Return a table with one row per network, dtype, batch and GPU, and the geometric means in the last row. The
+    columns are the methods of which a result has a time. Results of the same case are merged, of which the last one
+    counts; results that `tvmconv bench relax-models` did not write raise KeyError.
     """
-    cases: dict[tuple[str, str, int], dict[str, Mapping[str, Any]]] = {}
+    cases: dict[tuple[str, str, int, str], dict[str, Mapping[str, Any]]] = {}
     for result in results:
         rows = {row["method"]: row for row in result["rows"] if row["device_seconds"] is not None}
-        cases.setdefault((result["network"], result["dtype"], result["batch"]), {}).update(rows)
+        gpu = result["provenance"].partition(";")[0]
+        cases.setdefault((result["network"], result["dtype"], result["batch"], gpu), {}).update(rows)
     for rows in cases.values():
         _keep_fastest_of_pytorch(rows)
     methods = [method for method in METHODS if any(method in rows for rows in cases.values())]
     compared = [method for method in COMPARED if method in methods]
     lines, ratios = [], {method: list[float]() for method in compared}
-    for (network, dtype, batch), rows in sorted(cases.items()):
+    for (network, dtype, batch, gpu), rows in sorted(cases.items()):
         seconds = {method: float(row["device_seconds"]) for method, row in rows.items()}
         speedups = {method: seconds[method] / seconds[OURS] for method in compared if {method, OURS} <= seconds.keys()}
         for method, speedup in speedups.items():
@@ -71,7 +72,7 @@ def make_relax_models_table(results: Sequence[Mapping[str, Any]]) -> Table:
         ours = rows.get(OURS, {"made_seconds": None, "error": None})
         lines.append(
             (
-                *(network, dtype, str(batch)),
+                *(network, dtype, str(batch), gpu),
                 *(format_micros(seconds[method]) if method in seconds else EMPTY_CELL for method in methods),
                 *(format_optional(speedups.get(method)) for method in compared),
                 EMPTY_CELL if ours["made_seconds"] is None else format_significant(ours["made_seconds"]),
@@ -79,15 +80,15 @@ def make_relax_models_table(results: Sequence[Mapping[str, Any]]) -> Table:
             )
         )
     means = [format_significant(statistics.geometric_mean(each)) if each else EMPTY_CELL for each in ratios.values()]
-    empty = [EMPTY_CELL] * (2 + len(methods))
+    empty = [EMPTY_CELL] * (3 + len(methods))
     lines.append(("geometric mean", *empty, *means, EMPTY_CELL, EMPTY_CELL))
     headers = (
-        *("network", "dtype", "batch"),
+        *("network", "dtype", "batch", "GPU"),
         *(f"{LABELS[method]} [µs]" for method in methods),
         *(f"× {LABELS[method]}" for method in compared),
         *("made in [s]", "error"),
     )
-    return Table(headers, lines, {"network", "dtype"})
+    return Table(headers, lines, {"network", "dtype", "GPU"})
 
 
 def _keep_fastest_of_pytorch(rows: dict[str, Mapping[str, Any]]) -> None:

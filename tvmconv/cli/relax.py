@@ -34,6 +34,8 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     add_option(parser, "--batch-size", "N", text, type=parse_count, repeat=True)
     text = "Search for kernels on the GPU of the target, with this time limit in seconds for all layers"
     add_option(parser, "--seconds", "T", text, type=parse_positive)
+    text = "Compute in float16; inputs and outputs keep their dtypes"
+    parser.add_argument("--float16", action="store_true", help=f"{text}.")
     parser.add_argument("--log", metavar="F", type=Path, help="Log to take kernels from and to append trials to.")
     text = "Launch each kernel from the host, instead of a CUDA graph that the first call captures"
     parser.add_argument("--no-cuda-graph", action="store_true", help=f"{text}.")
@@ -46,7 +48,10 @@ def run(args: argparse.Namespace) -> int:
     """Optimize a model, print the report, and write the library."""
     mod = _import_model(args.model, args.input or ())
     from tvmconv.relax.optimize import optimize_with_report
+    from tvmconv.relax.precision import to_float16
 
+    if args.float16:
+        mod = to_float16(mod)
     how = {"log": args.log, "seconds": args.seconds, "layout": args.layout, "batch_sizes": args.batch_size}
     optimized = optimize_with_report(mod, args.target, **how)
     report = optimized.report

@@ -39,6 +39,7 @@ if TYPE_CHECKING:
 DEFAULT_LOG = "tuning.jsonl"
 DECLARATION = "plain loops"  # name of what runs on a CPU, where no schedule of tvmconv applies
 OPAQUE_PATTERN = 8  # OpPatternKind::kOpaque, with which FuseOps leaves a function alone
+DEFAULT_ARCH = "sm_50"  # TVM's where a target names none and there is no GPU
 MAX_CANDIDATES = 8  # configs of a workload that may fail to build
 WORKLOAD_ATTRIBUTE = "tvmconv.workload"
 
@@ -104,6 +105,9 @@ def resolve_target(target: str | Target) -> CompileTarget:
 def _find_cuda_device(arch: str) -> Device:
     """Return the first GPU of an architecture, or the architecture itself where there is none."""
     gpus = [status.device for status in devices.list_devices() if status.device and status.device.kind == "cuda"]
+    if arch == DEFAULT_ARCH and not gpus:
+        example = 'tvm.target.Target({"kind": "cuda", "arch": "sm_90"})'
+        raise DeviceError(f"the target cuda names no architecture, and TVM finds no GPU: expected one, as in {example}")
     return next((gpu for gpu in gpus if str(gpu.arch).rstrip("a") == arch.rstrip("a")), devices.Arch(arch))
 
 

@@ -10,15 +10,16 @@ from tvm import relax
 from tvm.ir import Call, GenericConst, IRModule
 
 from tvmconv.relax.graph import list_sizes
+from tvmconv.relax.layout_ops import POINTWISE_OPS
 
-CONV_OP, RESHAPE_OP = "relax.nn.conv2d", "relax.reshape"
+RESHAPE_OP = "relax.reshape"
 
 
 @tvm.transform.module_pass(opt_level=0, name="tvmconv.convert_linear_layers")
 def convert_linear_layers(mod: IRModule, _context: Any) -> IRModule:
     """Return a module with 1×1 convolutions instead of products of a matrix and a constant matrix.
 
-    A constant vector that is added becomes the bias of the convolution.
+    Pointwise operations that follow, such as the sum with a bias, apply to the convolution's result.
     """
     rewriter = _LinearRewriter(mod)
     for variable, function in mod.functions_items():
@@ -31,13 +32,10 @@ def convert_linear_layers(mod: IRModule, _context: Any) -> IRModule:
 class _LinearRewriter(relax.PyExprMutator):
     def visit_call_(self, call: Call) -> relax.Expr:
         call = super().visit_call_(call)
-        match getattr(call.op, "name", ""):
-            case "relax.matmul" if _is_linear(call):
-                return self._make_convolution(*call.args)
-            case "relax.add":
-                results = [self._add_bias(call, *args) for args in (call.args, reversed(call.args))]
-                return next((result for result in results if result is not None), call)
-        return call
+        name = getattr(call.op, "name", "")
+        if name == "relax.matmul" and _is_linear(call):
+            return self._make_convolution(*call.args)
+        return self._move_before_reshape(call) if name in POINTWISE_OPS else call
 
     def _make_convolution(self, x: relax.Expr, weight: GenericConst) -> relax.Expr:
         rows, channels = list_sizes(x) or ()
@@ -47,22 +45,31 @@ class _LinearRewriter(relax.PyExprMutator):
         result = relax.op.nn.conv2d(image, relax.const(filters, dtype), out_dtype=dtype)
         return relax.op.reshape(self.builder_.emit(result), (rows, filters.shape[0]))
 
-    def _add_bias(self, call: Call, vector: relax.Expr, product: relax.Expr) -> relax.Expr | None:
-        """Return the sum of a vector and a reshaped convolution as a reshaped sum; None for other operands."""
-        reshape, sizes = self._find_call(product, RESHAPE_OP), list_sizes(call)
-        if not isinstance(vector, GenericConst) or reshape is None or sizes is None:
-            return None
-        convolution, elements = reshape.args[0], vector.value.numpy()
-        is_reshaped = list_sizes(convolution) == (*sizes, 1, 1) and elements.size == sizes[-1]
-        if self._find_call(convolution, CONV_OP) is None or not is_reshaped:
-            return None
-        bias = relax.const(elements.reshape(1, -1, 1, 1), str(vector.ty.dtype))
-        return relax.op.reshape(self.builder_.emit(relax.op.add(convolution, bias)), sizes)
+    def _move_before_reshape(self, call: Call) -> relax.Expr:
+        """Return a pointwise operation on reshaped images of one pixel as a reshaped operation on the images, so that
+        the epilogue of a convolution contains it; the same call if an operand is something else.
+        """
+        sizes = list_sizes(call)
+        if sizes is None or len(sizes) != 2:
+            return call
+        operands = {arg: self._find_image(arg, sizes) for arg in call.args if isinstance(arg.ty, relax.TensorType)}
+        images = [image for image in operands.values() if image is not None]
+        if len(images) < len(operands) or all(isinstance(image, GenericConst) for image in images):
+            return call
+        moved = Call(call.op, [operands.get(arg, arg) for arg in call.args], call.attrs, call.ty_args)
+        return relax.op.reshape(self.builder_.emit(moved), sizes)
 
-    def _find_call(self, expr: relax.Expr, name: str) -> Call | None:
-        """Return the call of an operation that a variable is bound to."""
-        value = self.lookup_binding(expr) if isinstance(expr, relax.Var) else None
-        return value if getattr(getattr(value, "op", None), "name", "") == name else None
+    def _find_image(self, expr: relax.Expr, sizes: tuple[int, ...]) -> relax.Expr | None:
+        """Return the image that was reshaped to a matrix, or a constant as it is added to images; None for another."""
+        if isinstance(expr, GenericConst):
+            elements, dtype = expr.value.numpy(), str(expr.ty.dtype)
+            if elements.ndim == 0:
+                return expr
+            is_vector = elements.size == elements.shape[-1] == sizes[-1]
+            return relax.const(elements.reshape(1, -1, 1, 1), dtype) if is_vector else None
+        value: Any = self.lookup_binding(expr) if isinstance(expr, relax.Var) else None
+        is_reshape = getattr(getattr(value, "op", None), "name", "") == RESHAPE_OP
+        return value.args[0] if is_reshape and list_sizes(value.args[0]) == (*sizes, 1, 1) else None
 
 
 def _is_linear(call: Call) -> bool:
