@@ -58,19 +58,31 @@ def predict(
     return sorted(predictions, key=lambda prediction: prediction.upper_bound_seconds)
 
 
+def predict_log2_slowdowns(
+    workload: ConvOperator, space: Space, cost_model: CostModel, schedule_model: ScheduleModel, points: np.ndarray
+) -> np.ndarray:
+    """Return base-2 logarithms of times relative to the roofline that each member predicts for points (n, knobs).
+
+    The array is (members, n). Channels-first workloads are predicted as if they were channels last; what their layout
+    costs is added.
+    """
+    viewed_workload, target = schedule_model.view(workload) or workload, cost_model.device_spec
+    log2_slowdowns = schedule_model.log2_slowdown(viewed_workload, space, points, target)
+    if viewed_workload is workload:
+        return log2_slowdowns
+    roofline, usage = target.roofline_seconds(workload), space.compute_usage(points)
+    seconds = target.roofline_seconds(viewed_workload) * 2.0**log2_slowdowns
+    if usage and usage.layout_seconds is not None:
+        return np.log2(np.maximum(seconds + usage.layout_seconds, roofline) / roofline)
+    return np.log2((seconds + estimate_conversion_seconds(workload, target)) / roofline)
+
+
 def _predict_points(
     workload: ConvOperator, space: Space, cost_model: CostModel, schedule_model: ScheduleModel, points: np.ndarray
 ) -> list[Prediction]:
     """Return the predictions for points (n, knobs)."""
-    viewed_workload, target = schedule_model.view(workload) or workload, cost_model.device_spec
-    log2_slowdowns = schedule_model.log2_slowdown(viewed_workload, space, points, target)
-    seconds = target.roofline_seconds(viewed_workload) * 2.0 ** log2_slowdowns.mean(axis=0)
-    if viewed_workload is not workload:
-        usage = space.compute_usage(points)
-        if usage and usage.layout_seconds is not None:
-            seconds = np.maximum(seconds + usage.layout_seconds, target.roofline_seconds(workload))
-        else:
-            seconds = seconds + estimate_conversion_seconds(workload, target)
+    log2_slowdowns = predict_log2_slowdowns(workload, space, cost_model, schedule_model, points)
+    seconds = cost_model.device_spec.roofline_seconds(workload) * 2.0 ** log2_slowdowns.mean(axis=0)
     estimates = zip(points, seconds, log2_slowdowns.std(axis=0), strict=True)
     return [
         Prediction(schedule_model.schedule, space.config_from_point(point), float(expected_seconds), float(log2_std))

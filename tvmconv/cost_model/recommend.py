@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING
 
 from tvmconv import registry
 from tvmconv.cost_model.model import cost_model_for
-from tvmconv.cost_model.predict import Prediction, predict, prefer_default_if_close
+from tvmconv.cost_model.predict import Prediction, predict, predict_log2_slowdowns, prefer_default_if_close
 from tvmconv.workloads import Workload
 from tvmconv.workloads.conv_operator import ConvOperator
 
@@ -70,8 +69,10 @@ def make_prior(
     schedule_model = cost_model.find_schedule_model(workload, schedule_name, space)
     if not schedule_model:
         return None
-    viewed_workload = schedule_model.view(workload) or workload
-    slowdown = functools.partial(
-        schedule_model.log2_slowdown, viewed_workload, space, device_spec=cost_model.device_spec
-    )
-    return lambda points: slowdown(points).mean(axis=0)
+    convolution = workload
+
+    def predict_mean(points: NDArray[np.int32]) -> NDArray[np.float32]:
+        slowdowns = predict_log2_slowdowns(convolution, space, cost_model, schedule_model, points)
+        return slowdowns.mean(axis=0).astype("float32")
+
+    return predict_mean
