@@ -59,7 +59,7 @@ WORKLOADS = (
     "conv2d:1x3x37x41,24x3x7x7,s2,p3,f16,nhwc,bias,relu",
     "conv2d:2x24x17x13,24x1x5x5,s1,p2,g24,f16,nhwc,bias,silu",
     "conv3d:1x8x5x9x11,12x8x3x3x3,s1x2x1,p1,f16,nhwc,bias,add,relu",
-    "conv2d_dgrad:2x8x9x7,12x8x3x3,s2x1,p1,add,drelu",  # this one and the next nine: gradients and transposed
+    "conv2d_dgrad:2x8x9x7,12x8x3x3,s2x1,p1,add,drelu",  # this one and the next eleven: gradients and transposed
     "conv2d_dgrad:2x64x9x11,48x64x3x3,s2,p1,f16,nhwc",
     "conv2d_dgrad:2x64x9x11,48x64x3x3,s1,p1,bf16,nhwc",
     "conv2d_dgrad:2x24x13x11,24x1x5x5,s2,p2,g24,f16,nhwc",
@@ -70,6 +70,7 @@ WORKLOADS = (
     "conv1d_transpose:2x64x37,64x48x8,s4,p2,f16,nhwc,bias,relu",
     "conv3d_transpose:1x64x3x5x7,64x32x2x2x2,s2,p0,op1x0x1,f16,nhwc",
     "conv2d_wgrad:2x32x9x11,32x32x3x3,s1,p1,tf32,nhwc",
+    "conv2d_dgrad:3x24x13x11,72x24x1x1,s1,p0,f16,nhwc",
     "conv2d:2x64x9x16,48x64x3x3,s1,p1,f16,bias,relu",  # this one and the next eight: channels first
     "conv2d:2x64x14x14,72x64x1x1,s1,p0,bf16,bias,add",
     "conv2d:1x32x9x9,40x32x3x3,s2,p1,tf32",

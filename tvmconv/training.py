@@ -14,6 +14,7 @@ import numpy as np
 
 from tvmconv import registry
 from tvmconv.arithmetic import ceil_div
+from tvmconv.compat import split_feature
 from tvmconv.cost_model.features import build_matrix, compute_features
 from tvmconv.cost_model.model import CostModel, MeasuredExample, ScheduleModel, cost_model_for, describe_workload_kind
 from tvmconv.cost_model.similarity import layer_key
@@ -169,7 +170,9 @@ def _train_schedule_model(schedule: str, own_samples: Sequence[TrainingSample], 
         for sample, spec in zip(own_samples, specs, strict=True)
     ]
     names = tuple(sorted({name for sample_columns in columns for name in sample_columns}))
-    knobs = tuple(dict.fromkeys(name for sample in own_samples for name in sample.space.knobs))
+    all_knobs = [name for sample in own_samples for name in sample.space.knobs]
+    lacked = [split_feature(name)[0] for name in names if any(name not in each for each in columns)]
+    knobs = tuple(dict.fromkeys([*all_knobs, *lacked]))
     inputs = np.concatenate([build_matrix(sample_columns, names, knobs) for sample_columns in columns])
     log2_slowdowns = np.concatenate(
         [

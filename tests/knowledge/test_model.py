@@ -290,6 +290,21 @@ def test_gradients_have_kinds_and_features_of_their_own(monkeypatch, tmp_path):
     assert any(each.view(gradient.forward) for each in models)
 
 
+def test_operators_of_a_schedule_may_lack_features_of_others(monkeypatch):
+    monkeypatch.setattr(train, "BOOSTING_ROUNDS", 3)
+    records = []
+    for text in [gradient.replace("dgrad", kind) for kind in ("dgrad", "wgrad") for gradient in GRADIENTS[:4]]:
+        w = tc.parse(f"{text},f16,nhwc")
+        space = registry.find_schedule(w, "mma_sync").space(w)
+        for number, point in enumerate(space.sample_legal(6, np.random.default_rng(0))):
+            config, times = space.config_from_point(point), (1e-5 * (1 + number),)
+            records.append(Record(w, "mma_sync", config, MACHINE.name, "cuda -arch=sm_90", times=times))
+    expert = train.train(train.collect_samples(records), MACHINE).schedule_models["mma_sync"]
+    assert "cluster" in expert.names  # of a dgrad alone, whose sums may meet in a cluster
+    assert {"dgrad float16 nhwc", "wgrad float16 nhwc"} == {*expert.kinds}
+    assert np.isfinite(expert.log2_slowdown(w, space, space.sample_legal(2, np.random.default_rng(1)), MACHINE)).all()
+
+
 def test_records_of_another_device_count_relative_to_its_rates(monkeypatch):
     monkeypatch.setattr(train, "BOOSTING_ROUNDS", 3)
     slow = replace(MACHINE, name="Slow GPU", flops=MACHINE.flops / 2, bandwidth=MACHINE.bandwidth / 2)

@@ -52,8 +52,8 @@ def _estimate_channels_last(usage: ResourceUsage) -> np.ndarray:
 def build_matrix(
     columns_by_name: dict[str, np.ndarray], names: tuple[str, ...], knobs: Collection[str] = ()
 ) -> np.ndarray:
-    """Return the features of `names` as a matrix, float32 (n, names). If this workload lacks one of `knobs`, which the
-    schedule has for some workload, its features are `MISSING`.
+    """Return the features of `names` as a matrix, float32 (n, names). If this workload lacks one of `knobs`, knobs and
+    features that the schedule has for some workload, its features are `MISSING`.
     """
     unknown = [name for name in names if name not in columns_by_name and split_feature(name)[0] not in knobs]
     if unknown:

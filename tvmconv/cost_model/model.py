@@ -62,7 +62,8 @@ class ScheduleModel:
     """The cost model of one schedule."""
 
     schedule: str
-    knobs: tuple[str, ...]  # names of all knobs of the schedule when the model was trained
+    # Names of all knobs of the schedule when the model was trained, and of features that some of its operators lack.
+    knobs: tuple[str, ...]
     # Dtypes and layouts of the training set, as `describe_workload_kind` returns them. The model does not cover other
     # workloads.
     kinds: tuple[str, ...]

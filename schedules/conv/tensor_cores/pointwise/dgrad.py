@@ -23,6 +23,7 @@ from tvmconv.registry import schedule
 from tvmconv.space import Knobs
 from tvmconv.target import WARP_SIZE
 from tvmconv.workloads.conv_gradient import InputGradient
+from tvmconv.workloads.dtypes import get_itemsize
 
 from ....tir_builder import (
     Buffer,
@@ -57,18 +58,17 @@ CHUNKS = GROUP_BYTES // VECTOR_BYTES  # lanes that load neighbouring bytes of a 
 
 def is_pointwise(w: InputGradient) -> bool:
     """Whether the gradient is a product of all pixels with few channels, of which dY fills vectors of 16 bytes."""
-    conv = view_channels_last(w).direct_convolution
-    if conv is None or conv.groups > 1 or not is_pixel_matrix(conv) or w.has_large_tensors:
+    viewed = view_channels_last(w)
+    conv = viewed.direct_convolution
+    if conv is None or conv.groups > 1 or not is_pixel_matrix(conv) or conv.has_large_tensors:
         return False
-    config = PointwiseConfig(view_channels_last(w), 1, 2, 132)
-    fills_vectors = conv.C * config.itemsize % VECTOR_BYTES == 0 and conv.O % 2 == 0
-    return fills_vectors and PointwiseConfig.has_config(config.w)
+    fills_vectors = conv.C * get_itemsize(conv.storage) % VECTOR_BYTES == 0 and conv.O % 2 == 0
+    return fills_vectors and PointwiseConfig.has_config(viewed)
 
 
 def is_narrow(w: InputGradient) -> bool:
     """Return whether dX or dY has rows of at most 128 bytes, so that memory bounds the gradient."""
-    config = PointwiseConfig(view_channels_last(w), 1, 2, 132)
-    return min(config.shape.k, config.shape.n) * config.itemsize <= NARROW_ROW_BYTES
+    return min(w.C, w.O) * get_itemsize(w.storage) <= NARROW_ROW_BYTES
 
 
 @schedule(
