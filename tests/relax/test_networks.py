@@ -1,6 +1,7 @@
 """Whole networks of both importers: how many convolutions become ours, what they compute, and whether they compile."""
 
 import io
+import os
 import subprocess
 import sys
 
@@ -12,6 +13,7 @@ from tvm import relax
 from tvm.ir import Call
 
 import tvmconv.relax
+from tvmconv.compiler.cuda_environment import make_cuda_environment
 
 onnx = pytest.importorskip("onnx")
 from tvm.relax.frontend.onnx import from_onnx  # noqa: E402
@@ -108,4 +110,5 @@ def test_networks_compile_for_cuda(network, source, arch, tmp_path):
     assert len(calls) == num_convolutions
     assert all(isinstance(argument.ty, relax.TensorType) for call in calls for argument in call.args[1])
     optimized.compile().export_library(str(tmp_path / "model.so"))
-    subprocess.run([sys.executable, "-c", LOAD], cwd=tmp_path, check=True)
+    environment = {**os.environ, **make_cuda_environment()}
+    subprocess.run([sys.executable, "-c", LOAD], cwd=tmp_path, check=True, env=environment)

@@ -169,13 +169,17 @@ class RegisterTile:
 
     @classmethod
     def allocate(cls, config: PointwiseConfig, arguments: dict[str, Buffer], thread: ThreadPosition) -> RegisterTile:
-        """Allocate the registers."""
-        words = allocate("pixels", int(config.k_groups * config.pixel_octets * 4), "uint32")
+        """Allocate the registers, and set those of pixels to zero that the first tile may lack."""
+        num_words = int(config.k_groups * config.pixel_octets * 4)
+        words = allocate("pixels", num_words, "uint32")
+        if config.shape.m % (OCTET * config.pixel_octets):
+            with unrolled_loop(num_words, "i") as i:
+                store(words, i, T.uint32(0))
         sums, fragment = allocate("sums", int(config.num_accumulators), "float32"), allocate("filters", 4, "uint32")
         return cls(config, arguments, thread, words, sums, fragment)
 
     def load(self, tile: Expr) -> None:
-        """Load the pixels of a tile, with zeros beyond the channels of dY; pixels beyond the last one are undefined."""
+        """Load the pixels of a tile, with zeros beyond the channels of dY; there are none beyond the last pixel."""
         config, shape, lane = self.config, self.config.shape, self.thread.lane
         elements, groups = VECTOR_BYTES // config.itemsize, config.k_groups
         # Column n of an mma is pixel n % 2 * 4 + n // 2, so that a lane of each four stores neighbouring pixels.
