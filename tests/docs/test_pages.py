@@ -110,7 +110,7 @@ def command_of(section, page, folder):
     if section == "eight-bits":
         return ["bench", "eight-bits", "--from", *recorded("*/*/eight-bits.json")]
     if section.startswith("gradients-"):
-        return ["bench", "layer-table", *reversed(recorded(f"*/gradients/{section}.json.gz")), "--section", section]
+        return ["bench", "layer-table", *reversed(recorded(f"*/gradients/{section}*.json.gz")), "--section", section]
     if section == "video":
         return ["bench", "layer-table", *recorded("*/video/*-tuned.json.gz"), "--section", section]
     (measured,) = recorded(f"*/*/{section}.json") or recorded(f"*/*/{section}.json.gz")
