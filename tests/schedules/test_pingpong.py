@@ -134,6 +134,16 @@ def test_emulator_finds_faults_of_turns(fault):
         emulate.error(kernel.lowered_module, w)
 
 
+@needs_nvrtc
+def test_all_warps_see_a_turn_without_taps_begin_before_it_ends():
+    """Its barrier would have the same phase bit two turns later, and a warp that had not looked would wait for ever."""
+    text = "conv2d_dgrad:4x32x14x14,64x32x1x1,s2,p0,f16,nhwc"  # three of four residue classes have no taps
+    kernel = check(text, {**PINGPONG, "block_n": 32}, multiprocessors=3)
+    ends = re.findall(r"turn_phase_ptr\[0\] = \(turn_phase_ptr\[0\] \^ 1\);\n(.*)\n(.*)", kernel.source)
+    assert ["bar_sync" in line for line, _ in ends] == [False, True]
+    assert "% 128) == 0" in ends[1][1]
+
+
 LARGE = "conv2d:32x256x14x14,256x256x3x3,s1,p1,f16,nhwc"
 WIDE = {"block_k_bytes": 128, "stages": 2, "raster_order": "m"}
 SETMAXNREG = re.compile(r"USETMAXREG\S*(?: UP0,)? ")

@@ -11,8 +11,10 @@ from dataclasses import dataclass
 
 from tvm.script import tirx as T  # noqa: N812  (TVM's own name for it)
 
+from tvmconv.target import WARPGROUP_SIZE
+
 from ....tir_builder import Expr, Register, emit_call, emit_ptx, if_, serial_loop, to_uint32
-from .atoms import ThreadPosition
+from .atoms import ThreadPosition, named_barrier_sync
 from .tile_scheduler import SINGLE_CTA, Cluster
 
 BARRIER_BYTES = 8  # bytes of an mbarrier
@@ -206,6 +208,15 @@ class OrderedSequenceBarrier:
         """End this warpgroup's turn."""
         with if_(self._thread.is_warpgroup_leader):
             emit_ptx("mbarrier.arrive.shared.b64", self._barrier(1 - self._thread.warpgroup), T.uint32(1))
+
+    def skip(self) -> None:
+        """Take a turn without wgmma, which would keep the warps of the warpgroup together.
+
+        All warps see the turn begin before it ends: two turns later, the phase bit of the barrier is the same again.
+        """
+        self.wait()
+        named_barrier_sync(1 + self._thread.warpgroup, WARPGROUP_SIZE)
+        self.arrive()
 
     def _barrier(self, warpgroup: Expr) -> Expr:
         return self._barriers + to_uint32(warpgroup * BARRIER_BYTES)

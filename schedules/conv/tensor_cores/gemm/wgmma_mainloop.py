@@ -212,8 +212,7 @@ class WgmmaMainloop:
                 release()
         if order and k_range.may_be_empty:
             with if_(k_range.count == 0):
-                order.wait()
-                order.arrive()
+                order.skip()
 
     def _multiply_k_tiles(
         self,
