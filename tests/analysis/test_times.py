@@ -23,6 +23,7 @@ from tvmconv.analysis.speed_of_light import ARITHMETIC, L1, LAUNCH, SHARED, comp
 from tvmconv.analysis.waterfall import compute_waterfall
 from tvmconv.cli import main
 from tvmconv.cost_model.model import cost_model_for
+from tvmconv.jsonfile import read_json
 from tvmconv.logs.lines import InvalidLines
 from tvmconv.logs.log import read_records
 from tvmconv.logs.packaged import packaged_logs
@@ -127,8 +128,8 @@ def test_the_headline_names_the_largest_part_of_the_prediction(capsys):
 
 
 FOLDER = Path(__file__).parents[2] / "tuning_logs/nvidia-h200"
-BOUNDS = FOLDER.glob("experiments/bounds-*.json")
-RECORDED = {file.stem.removeprefix("bounds-"): json.loads(file.read_text()) for file in BOUNDS}
+BOUNDS = FOLDER.glob("experiments/bounds-*.json.gz")
+RECORDED = {file.name.removeprefix("bounds-").removesuffix(".json.gz"): read_json(file).value for file in BOUNDS}
 LAYERS = sorted((name, text) for name, found in RECORDED.items() for text in found["points"])
 FITTED = [("direct", text) for text in RECORDED["direct"]["points"] if text not in RECORDED["direct"]["held_out"]]
 MACHINE = Target(**RECORDED["direct"]["machine"])
