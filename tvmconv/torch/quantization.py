@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -44,7 +45,7 @@ class QuantizedSite:
     is_rounded: bool
 
 
-class GraphQuantizer:
+class GraphQuantizer(ABC):
     """The quantization of the convolutions of a model; it may be repeated with fewer of them.
 
     Args:
@@ -68,15 +69,15 @@ class GraphQuantizer:
         self.errors: dict[int, float] = {}
         self.float_output_texts: dict[int, str] = {}
 
+    @abstractmethod
     def describe(self, num_layers: int, num_convs: int) -> str:
         """Return a sentence on a quantization of some of all convolutions."""
-        raise NotImplementedError
 
+    @abstractmethod
     def quantize_graph(
         self, graph_module: fx.GraphModule, convs: ConvNodes, quantized: Sequence[fx.Node]
     ) -> QuantizedGraph:
         """Return the graph of a module in which some convolutions have operands of 8 bits."""
-        raise NotImplementedError
 
     def _list_quantized(self) -> dict[Any, TunedConv]:
         return {
