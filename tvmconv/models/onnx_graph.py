@@ -15,14 +15,12 @@ from typing import Any
 import onnx
 from google.protobuf.message import DecodeError
 from onnx import (
-    AttributeProto,
     GraphProto,
     ModelProto,
     NodeProto,
     TensorProto,
     TensorShapeProto,
     ValueInfoProto,
-    numpy_helper,
 )
 
 from tvmconv.errors import Error, ModelError, WorkloadError
@@ -36,14 +34,27 @@ from tvmconv.models.model_graph import (
     make_convolution,
     make_quantized_convolution,
 )
+from tvmconv.models.onnx_nodes import (
+    MAX_SHAPE_ELEMENTS,
+    STANDARD_DOMAINS,
+    compute_padding,
+    compute_transposed_padding,
+    count_convolutions,
+    get_attribute,
+    get_dtype_name,
+    get_integers,
+    get_name,
+    is_conv,
+    is_folded_normalization,
+    list_reads,
+    read_equal_numbers,
+)
 from tvmconv.workloads.conv_operator import ConvOperator
 from tvmconv.workloads.text import quote
 
 MAX_MESSAGE_BYTES = (1 << 31) - 1  # limit of protobuf
-MAX_SHAPE_ELEMENTS = 4096  # largest tensor from which shapes are computed
 UNNAMED_DIMENSION = "?"  # a dynamic dimension without a name
 DATA_FIELDS = ("raw_data", "float_data", "int32_data", "string_data", "int64_data", "double_data", "uint64_data")
-STANDARD_DOMAINS = ("", "ai.onnx")
 
 # Operators whose constant inputs of floating-point numbers are parameters, which training changes.
 TRAINED_OPS = (
@@ -234,7 +245,7 @@ class _GraphTranslator:
     def _record_constant(self, name: str, tensor: TensorProto) -> None:
         self.graph.constants.add(name)
         self._record_tensor(name, tensor.data_type, tuple(tensor.dims))
-        number = _read_equal_numbers(tensor)
+        number = read_equal_numbers(tensor)
         if number is not None:
             self._equal_numbers[name] = number
             if math.prod(tensor.dims) == 1:
@@ -243,7 +254,7 @@ class _GraphTranslator:
     def iterate_conv_input_shapes(self) -> Iterator[Shape | None]:
         """Yield the known shapes of inputs and weights of convolutions, and None for unknown ones."""
         for node in self._source.node:
-            if _is_conv(node):
+            if is_conv(node):
                 yield from (self.graph.shapes.get(name) for name in node.input[:2])
 
     def translate(self, model: ModelProto) -> ModelGraph:
@@ -251,7 +262,7 @@ class _GraphTranslator:
         for node in self._source.node:
             self._translate(node)
         for function in model.functions:
-            self._skip_nested(f"function {function.name}", sum(map(_count_convolutions, function.node)))
+            self._skip_nested(f"function {function.name}", sum(map(count_convolutions, function.node)))
         return self.graph
 
     def _translate(self, node: NodeProto) -> None:
@@ -259,25 +270,25 @@ class _GraphTranslator:
         if is_standard and node.op_type in TRAINED_OPS:
             constants = self.graph.constants.intersection(node.input)
             self.graph.parameters.update(name for name in constants if self._types.get(name) in FLOAT_TYPES)
-        if _is_conv(node):
+        if is_conv(node):
             self.graph.add_conv(
-                _get_name(node), _list_reads(node), tuple(node.output), partial(self._make_workload, node)
+                get_name(node), list_reads(node), tuple(node.output), partial(self._make_workload, node)
             )
         elif is_standard and node.op_type == "QLinearConv":
             writes = tuple(node.output)
-            self.graph.add_conv(_get_name(node), _list_reads(node), writes, partial(self._make_qlinear_workload, node))
+            self.graph.add_conv(get_name(node), list_reads(node), writes, partial(self._make_qlinear_workload, node))
         elif is_standard and node.op_type == "Constant":
             self._translate_constant(node)
         elif is_standard and node.op_type in ("QuantizeLinear", "DequantizeLinear") and node.output:
             self._translate_quantization(node)
         elif not (is_standard and node.output and self._translate_pointwise(node)):
             if "Conv" in node.op_type:
-                self.graph.skip_layer(_get_name(node), f"tvmconv has no workload for {node.op_type}")
+                self.graph.skip_layer(get_name(node), f"tvmconv has no workload for {node.op_type}")
             self._skip_nested(
-                f"the bodies of {node.op_type} {_get_name(node)}", _count_convolutions(node, only_nested=True)
+                f"the bodies of {node.op_type} {get_name(node)}", count_convolutions(node, only_nested=True)
             )
-            kind = "norm" if is_standard and _is_folded_normalization(node) else ""
-            self.graph.add(ModelOp(kind, _list_reads(node), tuple(node.output)))
+            kind = "norm" if is_standard and is_folded_normalization(node) else ""
+            self.graph.add(ModelOp(kind, list_reads(node), tuple(node.output)))
 
     def _skip_nested(self, location: str, count: int) -> None:
         if count:
@@ -288,7 +299,7 @@ class _GraphTranslator:
             raise WorkloadError("it has no input and weight")
         formats = [self.graph.dequantized.get(name) for name in node.input[:2]]
         has_bias = len(node.input) > 2 and node.input[2] != ""
-        dtype = _get_dtype_name(self._types.get(node.input[0], 0))
+        dtype = get_dtype_name(self._types.get(node.input[0], 0))
         if formats[0] and formats[1] and self._is_computed_in_8_bits(node, formats[0], formats[1]):
             how = self._collect_options(node, *node.input[:2])
             return make_quantized_convolution(formats=[formats[0], formats[1]], out_dtype=dtype, bias=has_bias, **how)
@@ -324,17 +335,17 @@ class _GraphTranslator:
         if x is None or weight is None:
             raise WorkloadError(f"the shape of its {'weight' if x else 'input'} is unknown")
         kernel = weight[2:]
-        stride = _get_integers(node, "strides") or (1,) * len(kernel)
-        dilation = _get_integers(node, "dilations") or (1,) * len(kernel)
+        stride = get_integers(node, "strides") or (1,) * len(kernel)
+        dilation = get_integers(node, "dilations") or (1,) * len(kernel)
         is_transposed = node.op_type == "ConvTranspose"
-        output_padding = _get_integers(node, "output_padding") or (0,) * len(kernel)
+        output_padding = get_integers(node, "output_padding") or (0,) * len(kernel)
         if is_transposed:
-            padding = _compute_transposed_padding(node, x[2:], kernel, stride, dilation, output_padding)
+            padding = compute_transposed_padding(node, x[2:], kernel, stride, dilation, output_padding)
         else:
-            padding = _compute_padding(node, x[2:], kernel, stride, dilation)
+            padding = compute_padding(node, x[2:], kernel, stride, dilation)
         return {
             **{"x": x, "weight": weight, "stride": stride, "padding": padding, "dilation": dilation},
-            **{"groups": _get_attribute(node, "group", 1), "output_padding": output_padding if is_transposed else None},
+            **{"groups": get_attribute(node, "group", 1), "output_padding": output_padding if is_transposed else None},
         }
 
     def _find_format(self, name: str, zero_point_name: str) -> QuantizedFormat | None:
@@ -352,7 +363,7 @@ class _GraphTranslator:
         quantized_format = self._find_format(write if is_quantization else read, zero_point)
         has_one_scale = self.graph.shapes.get(scale) in ((), (1,))
         if quantized_format is None or not (has_one_scale or read in self.graph.constants):
-            self.graph.add(ModelOp("", _list_reads(node), tuple(node.output)))
+            self.graph.add(ModelOp("", list_reads(node), tuple(node.output)))
             return
         kind = "quantize" if is_quantization else ""
         if not is_quantization:
@@ -362,8 +373,8 @@ class _GraphTranslator:
     def _translate_constant(self, node: NodeProto) -> None:
         (name,) = node.output[:1] or [""]
         self.graph.constants.add(name)
-        tensor = _get_attribute(node, "value", None)
-        number = _get_attribute(node, "value_float", _get_attribute(node, "value_int", None))
+        tensor = get_attribute(node, "value", None)
+        number = get_attribute(node, "value_float", get_attribute(node, "value_int", None))
         if isinstance(tensor, TensorProto):
             self._record_constant(name, tensor)
         elif number is not None:
@@ -378,16 +389,16 @@ class _GraphTranslator:
             kind, operands = BINARY_OPS[node.op_type], list(node.input)
         elif node.op_type in PARAMETRIC_OPS:
             kind, parameters = PARAMETRIC_OPS[node.op_type]
-            options = {option: _get_attribute(node, *parameter) for option, parameter in parameters.items()}
-        elif node.op_type == "Swish" and _get_attribute(node, "alpha", 1.0) == 1:
+            options = {option: get_attribute(node, *parameter) for option, parameter in parameters.items()}
+        elif node.op_type == "Swish" and get_attribute(node, "alpha", 1.0) == 1:
             kind = "silu"
         elif node.op_type == "Gelu":
-            kind, options = "gelu", {"by_tanh": _get_attribute(node, "approximate", b"none") == b"tanh"}
+            kind, options = "gelu", {"by_tanh": get_attribute(node, "approximate", b"none") == b"tanh"}
         elif node.op_type == "Clip":
             limits = self._find_clip_limits(node)
             kind, options = ("clip", limits) if limits is not None else (None, {})
         elif node.op_type == "Cast":
-            kind = "same" if _get_attribute(node, "to", 0) == self._types.get(node.input[0]) else None
+            kind = "same" if get_attribute(node, "to", 0) == self._types.get(node.input[0]) else None
         if kind is None or not operands or "" in operands:
             return False
         values = [self._numbers.get(name, name) for name in operands]
@@ -402,116 +413,6 @@ class _GraphTranslator:
                 if node.input[index] not in self._numbers:
                     return None
                 limits[limit] = self._numbers[node.input[index]]
-            elif (number := _get_attribute(node, attribute, None)) is not None:
+            elif (number := get_attribute(node, attribute, None)) is not None:
                 limits[limit] = float(number)
         return limits
-
-
-def _is_conv(node: NodeProto) -> bool:
-    return node.op_type in ("Conv", "ConvTranspose") and node.domain in STANDARD_DOMAINS
-
-
-def _get_name(node: NodeProto) -> str:
-    return node.name or next(iter(node.output), "") or node.op_type
-
-
-def _is_folded_normalization(node: NodeProto) -> bool:
-    return node.op_type == "BatchNormalization" and not _get_attribute(node, "training_mode", 0)
-
-
-def _get_attribute(node: NodeProto, name: str, default: Any) -> Any:
-    for attribute in node.attribute:
-        if attribute.name == name:
-            return onnx.helper.get_attribute_value(attribute)
-    return default
-
-
-def _get_integers(node: NodeProto, name: str) -> Shape:
-    value = _get_attribute(node, name, ())
-    return tuple(value) if isinstance(value, (list, tuple)) else ()
-
-
-def _compute_padding(node: NodeProto, space: Shape, kernel: Shape, stride: Shape, dilation: Shape) -> Shape:
-    """Return the zeros before all axes and then after all axes; raise WorkloadError for an unknown auto_pad."""
-    auto_pad = _get_attribute(node, "auto_pad", b"NOTSET")
-    if auto_pad in (b"NOTSET", b""):
-        return _get_integers(node, "pads") or (0,) * len(kernel)
-    if auto_pad == b"VALID":
-        return (0,) * len(kernel)
-    if auto_pad not in (b"SAME_UPPER", b"SAME_LOWER"):
-        raise WorkloadError(f"auto_pad is {auto_pad!r}: expected NOTSET, VALID, SAME_UPPER or SAME_LOWER")
-    totals = [_compute_same_padding(*axis) for axis in zip(space, kernel, stride, dilation, strict=False)]
-    smaller, larger = [total // 2 for total in totals], [total - total // 2 for total in totals]
-    return (*smaller, *larger) if auto_pad == b"SAME_UPPER" else (*larger, *smaller)
-
-
-def _compute_transposed_padding(
-    node: NodeProto, space: Shape, kernel: Shape, stride: Shape, dilation: Shape, output_padding: Shape
-) -> Shape:
-    """Return the padding of a ConvTranspose, which `auto_pad` or the size of the output may define.
-
-    Source of the formula: https://onnx.ai/onnx/operators/onnx__ConvTranspose.html.
-    """
-    auto_pad = _get_attribute(node, "auto_pad", b"NOTSET")
-    sizes = _get_integers(node, "output_shape")
-    is_same = auto_pad in (b"SAME_UPPER", b"SAME_LOWER")
-    if not sizes and not is_same:
-        return _compute_padding(node, space, kernel, stride, dilation)
-    sizes = sizes[-len(space) :] or tuple(size * step for size, step in zip(space, stride, strict=True))
-    axes = zip(space, kernel, stride, dilation, output_padding, sizes, strict=True)
-    totals = [
-        step * (size - 1) + more + (taps - 1) * spread + 1 - output_size
-        for size, taps, step, spread, more, output_size in axes
-    ]
-    if min(totals) < 0:
-        raise WorkloadError(f"its output, {sizes}, is larger than its input reaches: expected more output_padding")
-    smaller, larger = [total // 2 for total in totals], [total - total // 2 for total in totals]
-    return (*smaller, *larger) if auto_pad == b"SAME_UPPER" else (*larger, *smaller)
-
-
-def _compute_same_padding(size: int, taps: int, stride: int, dilation: int) -> int:
-    """Return the zeros on both sides of an axis for which the output has ceil(size / stride) elements."""
-    if stride < 1:
-        raise WorkloadError(f"stride={stride}: expected at least 1")
-    return max((math.ceil(size / stride) - 1) * stride + (taps - 1) * dilation + 1 - size, 0)
-
-
-def _get_dtype_name(kind: int) -> str:
-    """Return NumPy's name of an element type, or else ONNX's."""
-    name = TensorProto.DataType.Name(kind) if kind in TensorProto.DataType.values() else str(kind)
-    return {"FLOAT": "float32", "DOUBLE": "float64"}.get(name, name.lower())
-
-
-def _read_equal_numbers(tensor: TensorProto) -> float | None:
-    """Return the number of which a small tensor consists; None for other tensors and for external data."""
-    size = math.prod(tensor.dims)
-    if not 1 <= size <= MAX_SHAPE_ELEMENTS or tensor.data_location == TensorProto.EXTERNAL:
-        return None
-    try:
-        numbers = numpy_helper.to_array(tensor).reshape(-1).astype(float)
-    except (ValueError, TypeError):  # truncated, or a string
-        return None
-    return float(numbers[0]) if (numbers == numbers[0]).all() or size == 1 else None
-
-
-def _iterate_bodies(node: NodeProto) -> Iterator[GraphProto]:
-    for attribute in node.attribute:
-        if attribute.type == AttributeProto.GRAPH:
-            yield attribute.g
-        elif attribute.type == AttributeProto.GRAPHS:
-            yield from attribute.graphs
-
-
-def _count_convolutions(node: NodeProto, *, only_nested: bool = False) -> int:
-    """Return the number of convolutions in a node, itself included unless `only_nested`."""
-    num_nested = sum(_count_convolutions(nested_node) for body in _iterate_bodies(node) for nested_node in body.node)
-    return num_nested + (not only_nested and _is_conv(node))
-
-
-def _list_reads(node: NodeProto) -> tuple[str, ...]:
-    """Return the tensors that a node and the graphs inside it read."""
-    nested_reads = dict.fromkeys(
-        name for body in _iterate_bodies(node) for nested_node in body.node for name in _list_reads(nested_node)
-    )
-    body_outputs = (output.name for body in _iterate_bodies(node) for output in body.output)
-    return tuple(name for name in (*node.input, *nested_reads, *body_outputs) if name)
