@@ -45,6 +45,7 @@ from ...tir_builder import serial_loop, unrolled_loop
 from ..reduction import FLOAT_DTYPES, has_filter_per_channel
 from ..transposed_view import TransposedView
 from .strip_config import WORD_BYTES, OperandTraffic, StripConfig
+from .strip_epilogue import make_strip_epilogue
 from .strip_knobs import declare_knobs
 from .strip_thread import (
     ROW_AXIS,
@@ -57,7 +58,6 @@ from .strip_thread import (
     list_row_residues,
     load_filters_to_smem,
     load_planes_to_smem,
-    make_strip_epilogue,
 )
 
 MAX_LOADS = 128  # unrolled input loads per thread, each with its own guards

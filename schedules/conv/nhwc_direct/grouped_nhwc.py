@@ -31,6 +31,7 @@ from ...tir_builder import serial_loop, unrolled_loop
 from ..reduction import FLOAT_DTYPES
 from ..transposed_view import TransposedView
 from .strip_config import MAX_LOAD_BYTES, VECTOR_CHOICES, WORD_BYTES, OperandTraffic, StripConfig
+from .strip_epilogue import make_strip_epilogue
 from .strip_knobs import declare_knobs
 from .strip_thread import (
     ROW_AXIS,
@@ -41,7 +42,6 @@ from .strip_thread import (
     emit_vector_copy,
     list_row_residues,
     load_filters_to_smem,
-    make_strip_epilogue,
 )
 
 MAX_GROUP_CHANNELS = 32  # larger groups are faster as matrix products
