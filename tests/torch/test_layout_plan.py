@@ -11,6 +11,7 @@ from tvmconv.logs.ranking import RecordIndex
 from tvmconv.logs.record import Record
 from tvmconv.torch.fusion import match_convolutions
 from tvmconv.torch.layout_plan import LayoutCosts, LayoutPlanner
+from tvmconv.torch.layout_recorder import LayoutRecorder
 from tvmconv.torch.partition import partition_model, record_calls
 from tvmconv.workloads import parse
 
@@ -174,3 +175,18 @@ def test_a_conversion_serves_all_readers(costs):
     assert set(layouts(ours)) == {"nhwc"}
     assert ours.graph.code.count("convert_images(") == 2
     check(ours, model, X[:, :, 0])
+
+
+def test_views_are_not_timed():
+    def call(model, x):
+        first, second = model.first(x).chunk(2, 1)
+        return model.last(torch.cat([first.relu(), second.mul_(2)], 1))
+
+    graph = torch.fx.symbolic_trace(Model(call, first=conv(), last=conv()))
+    recorder = LayoutRecorder(graph, {4})
+    with torch.no_grad():
+        recorder.run(X)
+    names = []
+    recorder.time_nodes(graph.graph.nodes, lambda name, call: names.append(name) or 1e-6, lambda: True)
+    functions = {name.partition(": ")[2].split()[0] for name in names}
+    assert functions == {"relu", "mul_", "cat"}

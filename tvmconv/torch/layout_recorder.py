@@ -39,6 +39,7 @@ class NodeLayout:
     # Whether the node computes the same in the other layout, and its images then have that one.
     follows_inputs: bool = False
     shared_inputs: frozenset[fx.Node] = frozenset()  # input nodes with whose results it shares memory
+    is_view: bool = False  # whether its results are views of its inputs, which it does not write to
     seconds: dict[str, float] = field(default_factory=dict)  # seconds by layout; empty if they were not measured
 
 
@@ -103,6 +104,8 @@ class LayoutRecorder(ShapeRecorder):
         other_result = None
         if own_layout and self._may_run_twice(n):
             other_result = self._run_in_layout(n, (args, kwargs), OTHER_LAYOUT[own_layout])
+        tensors = [value for value in tree_leaves((args, kwargs)) if isinstance(value, torch.Tensor)]
+        versions = [tensor._version for tensor in tensors]
         result = super().run_node(n)
         leaves = tree_leaves(result)
         result_images = [value for value in leaves if self.is_image(value)]
@@ -116,9 +119,11 @@ class LayoutRecorder(ShapeRecorder):
                 for value in tree_leaves(self.env[node])
             )
         )
+        is_unchanged = versions == [tensor._version for tensor in tensors]
+        recorded.is_view = is_unchanged and storages <= {find_storage(tensor) for tensor in tensors}
         if other_result is not None and own_layout:
             recorded.follows_inputs = self._follows(result, other_result[0], own_layout)
-            if recorded.follows_inputs:
+            if recorded.follows_inputs and not recorded.is_view:
                 to_metadata = functools.partial(tree_map_only, torch.Tensor, self._replace_image)
                 self._calls.append(_RecordedCall(n, (to_metadata(args), to_metadata(kwargs))))
         self.layouts[n] = recorded
@@ -127,7 +132,8 @@ class LayoutRecorder(ShapeRecorder):
     def time_nodes(self, nodes: Collection[fx.Node], time_call: TimeCall, has_time: Callable[[], bool]) -> None:
         """Measure those of some nodes that may run in either layout, while there is time for it.
 
-        `time_call` caches the times of equal calls.
+        Views take no time of the device in any layout, and are not measured. `time_call` caches the times of equal
+        calls.
         """
         modules = dict(self.module.named_modules())
         for call in (call for call in self._calls if call.node in nodes and has_time()):
