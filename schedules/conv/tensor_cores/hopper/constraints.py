@@ -22,7 +22,7 @@ from .tile_config import (
     WGMMA_M_TILES_CHOICES,
     HopperTileConfig,
 )
-from .tma_requirements import can_store_rows_by_tma, find_residual, has_large_output, returns_stats
+from .tma_requirements import can_pad_lines, can_store_rows_by_tma, find_residual, has_large_output, returns_stats
 
 MAX_ACCUMULATORS, MAX_REALLOCATED_ACCUMULATORS = 128, 192  # per thread, without and with `setmaxnreg`
 SM_PARTITIONS = 4  # partitions of an SM, each with a part of the registers, over which a CTA's warps are distributed
@@ -43,9 +43,16 @@ def isa_constraints(w: Conv) -> list[Rule]:
             lambda t: np.logical_not(t.uses_smem_reduction(w) | t.splits_last_wave),
         )
     ]
+    padded_lines: list[Rule] = [
+        (
+            "a CTA has whole sums, and TMA stores them, if output rows are padded",
+            lambda t: ~(t.pads_lines & (t.uses_smem_reduction(w) | t.splits_last_wave)),
+        )
+    ]
     return [
         *(whole_sums if returns_stats(w) or has_large_output(w) else []),
         *list_eight_bit_rules(w),
+        *(padded_lines if can_pad_lines(w) else []),
         (
             f"at most {MAX_ACCUMULATORS} accumulators per thread, or {MAX_REALLOCATED_ACCUMULATORS} with setmaxnreg",
             lambda t: t.num_sums <= np.where(t.reallocates_registers, MAX_REALLOCATED_ACCUMULATORS, MAX_ACCUMULATORS),

@@ -17,7 +17,13 @@ from ..promotion import PROMOTION_INTERVALS, has_float8_sums, limit_accumulation
 from .candidates import select_best
 from .constraints import isa_constraints, require_whole_slices, resource_constraints
 from .tile_config import COOPERATIVE, KNOB_OPTIONS, PINGPONG, HopperTileConfig
-from .tma_requirements import WGMMA_K_BYTES, WGMMA_M, compute_halo_width, list_taps_per_copy, returns_stats
+from .tma_requirements import (
+    WGMMA_K_BYTES,
+    WGMMA_M,
+    describe_lines,
+    list_taps_per_copy_of_whole_lines,
+    returns_stats,
+)
 
 # Costs of partial sums in a workspace: a second launch, as fitted for `mma_sync`, and traffic of L2 by all SMs.
 WORKSPACE_LAUNCH_US, WORKSPACE_BYTES_PER_US = H200_FIT.mma_sync.workspace_launch_us, 4.0e6
@@ -155,7 +161,7 @@ def min_latency_us(w: Conv) -> float:
 @functools.lru_cache(maxsize=256)
 def _select_best(w: Conv, kernel_schedule: str, b_is_mn_major: bool) -> tuple[HopperTileConfig | None, float]:
     """Return the legal config with the best estimate, if there is one, and the estimate in microseconds."""
-    options = KNOB_OPTIONS | {"taps_per_copy": list_taps_per_copy(w)} | list_promotion_intervals(w)
+    options = KNOB_OPTIONS | {"taps_per_copy": list_taps_per_copy_of_whole_lines(w)} | list_promotion_intervals(w)
     rules = [*isa_constraints(w), *resource_constraints(w)]
     if has_float8_sums(w):
         rules.append(limit_accumulation_error(lambda t: t.promoted_products(1)))
@@ -164,7 +170,6 @@ def _select_best(w: Conv, kernel_schedule: str, b_is_mn_major: bool) -> tuple[Ho
     if kernel_schedule == PINGPONG:
         gemm = ImplicitGemmShape.from_workload(w)
         rules.append(("some CTA computes several tiles", lambda t: t.computes_several_tiles(gemm)))
-    halo_width = compute_halo_width(w)
     estimate = functools.partial(estimate_latency_us, w=w)
-    fixed = {"halo_width": halo_width, "kernel_schedule": kernel_schedule}
+    fixed = {**describe_lines(w), "kernel_schedule": kernel_schedule}
     return select_best(options, rules, estimate, prefers_wide_boxes=b_is_mn_major, **fixed)

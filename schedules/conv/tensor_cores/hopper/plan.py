@@ -35,6 +35,7 @@ from ..gemm.warp_roles import WarpRoles
 from ..gemm.wgmma_mainloop import MnMajorTile, OperandTile, WgmmaMainloop
 from ..implicit_gemm_shape import ACCUMULATOR_BYTES, VECTOR_BYTES, ImplicitGemmShape
 from .tile_config import REALLOCATED_REGISTERS, HopperTileConfig
+from .tma_requirements import pad_lines
 
 
 @dataclass(frozen=True)
@@ -75,12 +76,17 @@ class KernelPlan:
         make_problem: MakeProblem = make_fprop,
     ) -> KernelPlan:
         """Choose the layers; see `emit_kernel` for the arguments."""
+        line = w.output_size[-1]
+        if config.pads_lines:
+            w, config = pad_lines(w), replace(config, line=1, padded_line=1)
         rows_per_copy, shares_taps = config.block_m // config.cluster_n, config.taps_per_copy > 1
         problem = make_problem(w, rows_per_copy, shares_taps, access.input_box_pixels)
         if isinstance(loader := problem.a.loader, ChannelsFirstPixels) and access.input_pixels:
             problem = replace(problem, a=replace(problem.a, loader=replace(loader, pixels=access.input_pixels)))
         mainloop, ops = make_mainloop(problem, config, w.dilation[-1]), EpilogueOps.from_workload(w)
         epilogue_tile = make_epilogue_tile(mainloop.atom, w, config, problem.shape.frames)
+        if line != w.output_size[-1]:
+            epilogue_tile = replace(epilogue_tile, line=(line, w.output_size[-1]))
         return cls(w, config, problem, mainloop, ops, epilogue_tile, access.output)
 
     @property

@@ -26,8 +26,8 @@ from .tma_requirements import (
     WGMMA_M,
     can_store_by_tma,
     can_store_rows_by_tma,
-    compute_halo_width,
     count_padding_rows,
+    describe_lines,
     find_tma_residual,
 )
 
@@ -82,6 +82,9 @@ class HopperTileConfig(TileConfig):
     # Taps of a filter row that read the same copy of the pixels at different offsets: one or all.
     taps_per_copy: Any = 1
     halo_width: Any = 0  # distance in pixels from the first to the last of these taps
+    # Pixels of an output row, and with the padding that it has if taps share copies; equal if there is no padding.
+    line: Any = 1
+    padded_line: Any = 1
     # How the warpgroups share the work. In "cooperative" they compute one tile together, and in
     # "cooperative_setmaxnreg" the consumers also receive registers of the producer. In "pingpong" two warpgroups
     # compute tiles of their own in turn, with the same registers.
@@ -99,7 +102,7 @@ class HopperTileConfig(TileConfig):
     @classmethod
     def of_workload(cls, columns: Columns, w: Conv) -> HopperTileConfig:
         """Return the configs of columns for a workload."""
-        return cls.from_columns(columns, halo_width=compute_halo_width(w))
+        return cls.from_columns(columns, **describe_lines(w))
 
     @property
     def is_pingpong(self) -> Any:
@@ -183,7 +186,13 @@ class HopperTileConfig(TileConfig):
 
     def num_tiles_m(self, gemm: ImplicitGemmShape) -> Any:
         """Return the number of tiles along the pixels, rounded up to whole clusters."""
-        return ceil_div(gemm.m, self.block_m * self.cluster_m) * self.cluster_m
+        pixels = np.where(self.pads_lines, gemm.m // self.line * self.padded_line, gemm.m)
+        return ceil_div(pixels, self.block_m * self.cluster_m) * self.cluster_m
+
+    @property
+    def pads_lines(self) -> Any:
+        """Whether output rows are padded to whole wgmmas."""
+        return np.greater(self.taps_per_copy, 1) & np.not_equal(self.line, self.padded_line)
 
     def num_tiles_n(self, gemm: ImplicitGemmShape) -> Any:
         """Return the number of tiles along the channels of a group, rounded up to whole clusters."""
