@@ -214,3 +214,10 @@ def test_weights_of_transposed_convolutions_are_converted_once(options, launches
     kernel = tc.build(f"conv2d_transpose:1x32x9x8,32x32x4x4,{options}", "hopper", arch="sm_90", config={"split_k": 1})
     assert kernel.executable.num_prepack_kernels == prepack_launches
     assert len(kernel.kernels) == launches + prepack_launches
+
+
+@needs_nvrtc
+@pytest.mark.parametrize(("config", "num_fences"), [({"split_k": 2, "parts": 1}, 1), ({"cluster_m": 2, "parts": 2}, 0)])
+def test_clusters_fence_only_the_sums_that_they_send(config, num_fences):
+    kernel = built("conv2d_wgrad:4x64x9x8,192x64x3x3,s1,p1,f16,nhwc", {**SMALL_WGRAD, "split_k": 1, **config})
+    assert kernel.sass.count("MEMBAR.ALL.GPU") == num_fences
