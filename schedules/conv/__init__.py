@@ -16,4 +16,5 @@ from .tensor_cores.mma_sync import dgrad as mma_sync_dgrad, halo_wgrad, wgrad as
 from .nhwc_direct import depthwise_dgrad, depthwise_wgrad, grouped_dgrad, grouped_wgrad  # noqa: F401
 from .backward import depthwise as depthwise_gradient, depthwise_wgrad as depthwise_gradient_of_weights  # noqa: F401
 from . import direct, implicit_gemm, depthwise, winograd  # noqa: F401
+from . import simt  # noqa: F401
 from .backward import implicit_gemm as gradient_implicit_gemm, winograd as gradient_winograd  # noqa: F401
