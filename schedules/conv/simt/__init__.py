@@ -1,3 +1,3 @@
-"""Gradients of weights as matrix products on the FMA units (CUTLASS's OpClassSimt), for float32."""
+"""Gradients as matrix products on the FMA units (CUTLASS's OpClassSimt), for float32."""
 
-from . import wgrad  # noqa: F401
+from . import dgrad, wgrad  # noqa: F401

@@ -13,8 +13,7 @@ Source: CUTLASS, `include/cutlass/gemm/threadblock/mma_multistage.h` and `includ
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import ClassVar, cast
+from typing import cast
 
 from tvm.s_tir import Schedule
 
@@ -23,22 +22,22 @@ from tvmconv.space import Knobs
 from tvmconv.workloads.conv_gradient import WeightGradient
 from tvmconv.workloads.dtypes import ACCUMULATOR
 
-from ...tir_builder import Buffer, Expr, allocate, emit_ptx, fill_zeros, if_, store, to_uint32, unrolled_loop
+from ...tir_builder import Buffer, allocate, fill_zeros, if_
 from ..gradient_conversion import build_channels_last_gradient
 from ..gradient_operators import WGRAD
 from ..tensor_cores.gemm.atoms import MmaSyncAtom, ThreadPosition
 from ..tensor_cores.gemm.cp_async import CopyThreads
 from ..tensor_cores.gemm.cta import allocate_smem, allow_dependent_launch, open_cta
-from ..tensor_cores.gemm.mma_sync_mainloop import MmaSyncMainloop, WarpTiling
+from ..tensor_cores.gemm.fma_mainloop import FmaAtom, FmaMainloop, PlainLayout
+from ..tensor_cores.gemm.mma_sync_mainloop import WarpTiling
 from ..tensor_cores.gemm.mn_major_operands import PixelGather, WindowGather
 from ..tensor_cores.gemm.pipelines import CpAsyncPipeline
-from ..tensor_cores.gemm.smem_layout import SmemLayout
 from ..tensor_cores.gemm.tile_scheduler import KRange, TileScheduler
 from ..tensor_cores.gemm.workspace_reduction import store_partial_sums
 from ..tensor_cores.hopper.tma_requirements import is_pixel_matrix
 from ..tensor_cores.implicit_gemm_shape import ACCUMULATOR_BYTES
 from ..tensor_cores.wgrad_sums import declare_atomics, emit_wgrad, make_wgrad_shape
-from .wgrad_config import FMA_M, FMA_N, SimtConfig, has_enough_channels
+from .wgrad_config import SimtConfig, has_enough_channels
 
 
 @schedule(
@@ -63,59 +62,6 @@ def simt(s: Schedule, w: WeightGradient, k: Knobs) -> Schedule:
         emit_wgrad(w, config.num_parts, arguments, emit_product, is_atomic=is_atomic)
 
     return build_channels_last_gradient(w, emit)
-
-
-@dataclass(frozen=True)
-class FmaAtom:
-    """Multiply-adds of a warp for 16 × 8 sums and one element of the reduction; lanes hold them as those of an mma."""
-
-    m: ClassVar[int] = FMA_M
-    n: ClassVar[int] = FMA_N
-    itemsize: ClassVar[int] = ACCUMULATOR_BYTES
-    num_accumulators: ClassVar[int] = 4  # registers per lane of the sums, and of the fragments of A and B
-    a_registers: ClassVar[int] = 2
-    b_registers: ClassVar[int] = 2
-
-
-@dataclass(frozen=True)
-class PlainLayout(SmemLayout):
-    """A tile without a swizzle: the lanes of a warp read one row at a time."""
-
-    def swizzle_mask(self, row: Expr) -> Expr:
-        """Return zero."""
-        return 0
-
-
-@dataclass(frozen=True)
-class FmaMainloop(MmaSyncMainloop):
-    """The mainloop of `mma_sync` with multiply-adds; the rows of operands in shared memory are pixels."""
-
-    def _load_a_fragments(self, stage: Expr, mma_k: int, fragment_set: int) -> None:
-        tiling, layout = self.tiling, self.a_layout
-        column = tiling.first_row + tiling.thread.lane // 4 * 2
-        address = self._stage(stage) + to_uint32(column * ACCUMULATOR_BYTES) + to_uint32(mma_k * layout.row_bytes)
-        with unrolled_loop(tiling.mmas_m, "i") as i:
-            pair = self._a_fragment(fragment_set, i)
-            emit_ptx("ld.shared.v2.b32", *pair, address + to_uint32(i * (FMA_M * ACCUMULATOR_BYTES)))
-
-    def _load_b_fragments(self, stage: Expr, mma_k: int, fragment_set: int) -> None:
-        tiling, layout = self.tiling, self.b_layout
-        column = tiling.first_column + tiling.thread.lane % 4 * 2
-        offset = self.a_layout.nbytes + mma_k * layout.row_bytes
-        address = self._stage(stage) + to_uint32(column * ACCUMULATOR_BYTES) + to_uint32(offset)
-        with unrolled_loop(tiling.mmas_n, "j") as j:
-            pair = self._b_fragment(fragment_set, j)
-            emit_ptx("ld.shared.v2.b32", *pair, address + to_uint32(j * (FMA_N * ACCUMULATOR_BYTES)))
-
-    def multiply(self, accumulators: Buffer, fragment_set: int) -> None:
-        """Multiply the fragments of one of the two register sets."""
-        tiling = self.tiling
-        with unrolled_loop(tiling.mmas_m, "i") as i, unrolled_loop(tiling.mmas_n, "j") as j:
-            a, b = self._a_fragment(fragment_set, i), self._b_fragment(fragment_set, j)
-            for half in range(2):
-                for e in range(2):
-                    index = tiling.accumulator(i, j, half) + e
-                    store(accumulators, index, accumulators[index] + a[half] * b[e])
 
 
 def emit_partial_sums(

@@ -12,12 +12,13 @@ from tvmconv.target import H200, L2_CLOCKS, MAX_REGISTERS_PER_THREAD, SCHEDULERS
 from tvmconv.workloads.conv_gradient import WeightGradient
 
 from ..estimated_config import EstimatedTileConfig
+from ..tensor_cores.gemm.fma_mainloop import FmaAtom
 from ..tensor_cores.implicit_gemm_shape import ACCUMULATOR_BYTES, VECTOR_BYTES, ImplicitGemmShape
 from ..tensor_cores.pixel_tiles import REDUCTION_CYCLES, REGISTERS_PER_SM, SM_SHARED_BYTES, count_resident_ctas
 from ..tensor_cores.wgrad_sums import make_wgrad_shape
 from ..tile_config import Rule, combine_overlapping
 
-FMA_M, FMA_N = 16, 8  # sums that the lanes of a warp hold in pairs of rows and columns
+FMA_M, FMA_N = FmaAtom.m, FmaAtom.n
 BLOCK_CHOICES = (16, 32, 64, 128, 256)
 BLOCK_K_CHOICES = (8, 16)
 WARPS_CHOICES = (1, 2, 4)
