@@ -18,6 +18,7 @@ from torch.fx.operator_schemas import normalize_function
 from tvmconv.errors import Error
 from tvmconv.torch.accuracy import TOLERANCE_FACTOR, compute_relative_error
 from tvmconv.torch.activation_match import match_activation
+from tvmconv.torch.concatenation_fusion import ConcatenationReplacer
 from tvmconv.torch.conv_call import KERNEL_DTYPES
 from tvmconv.torch.conv_site import TensorMetadata
 from tvmconv.torch.graph_constants import ConstantFinder
@@ -157,7 +158,7 @@ class _Timing:
 
 
 class NormFuser:
-    """What replaces normalizations of a model's graphs by kernels.
+    """What replaces normalizations of a model's graphs, and concatenations of images, by kernels.
 
     Args:
         time_call: Function that measures calls; None to use the kernels wherever they are correct.
@@ -166,12 +167,14 @@ class NormFuser:
 
     def __init__(self, time_call: TimeCall | None, has_time: Callable[[], bool] = lambda: True) -> None:
         self._time_call, self._has_time = time_call, has_time
+        self._concatenations = ConcatenationReplacer(time_call, has_time)
         self._timings: dict[str, _Timing] = {}
         self.layers: list[tuple[FusedNorm, str]] = []  # the modules that kernels compute, with texts of their sites
         self.reports: list[LayerReport] = []
+        self.num_concatenations = 0  # that kernels compute
 
     def fuse(self, model: Optimized, partitions: Sequence[GraphPartition], arguments: Sequence[Any]) -> None:
-        """Replace the normalizations that the kernels compute faster, in a model that runs on these arguments."""
+        """Replace what the kernels compute faster, in a model that runs on these arguments."""
         if any(torch.is_autocast_enabled(kind) for kind in ("cpu", "cuda")):
             return  # PyTorch would compute them in float32
         recorders = [ShapeRecorder(partition.module.graph) for partition in partitions]
@@ -183,7 +186,13 @@ class NormFuser:
             graph = partition.module.graph
             for site in find_norm_sites(graph, recorder.metadata, partition.path):
                 self._fuse_site(site, graph)
+            self.num_concatenations += self._concatenations.replace(graph, recorder.metadata)
             graph.recompile()
+
+    def describe(self) -> list[str]:
+        """Return a sentence about the concatenations that a kernel computes, if there are any."""
+        count = self.num_concatenations
+        return [f"A kernel computes {count} concatenation{'s' * (count > 1)} of images."] if count else []
 
     def _fuse_site(self, site: NormSite, graph: fx.GraphModule) -> None:
         if site.key not in self._timings:

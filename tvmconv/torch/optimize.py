@@ -260,7 +260,7 @@ def _optimize_on_device(
                 notes = _set_fastest_format(optimized, torch_device, example, expected)
             with use_cudnn_heuristics():
                 sites = _match_convolutions(optimized, partitions, example, expected, planner)
-            notes += [*(planner.describe() if planner else []), OTHER_INPUTS_NOTE]
+            notes += [*norm_fuser.describe(), *(planner.describe() if planner else []), OTHER_INPUTS_NOTE]
             counts = count_workloads(sites)
             end_deadline = selection_deadline = deadline and deadline.shift_earlier(whole_seconds)
             quantizer: GraphQuantizer | None = None
