@@ -15,7 +15,9 @@ from tvmconv.compiler import nvrtc
 from tvmconv.torch import group_norm_operator as operator
 from tvmconv.torch.group_norm_operator import group_norm_act
 from tvmconv.torch.group_norm_source import ACTIVATIONS, make_source
+from tvmconv.torch.layout_plan import LayoutCosts
 from tvmconv.torch.signature import lay_out
+from tvmconv.workloads import parse
 from tvmconv.workloads.layout import CHANNELS_FIRST, CHANNELS_LAST
 
 NAMES = "sum_channels", "finish", "apply"
@@ -187,3 +189,44 @@ def test_kernels_on_a_gpu(dtype):
                 expected = compute_in_double(x, parameter, parameter, num_groups, activation, 0.1)
                 assert found.stride() == x.stride()
                 assert float((found - expected).norm() / expected.norm()) < bound
+
+
+class Stage(nn.Sequential):
+    """Two convolutions of a U-Net, each with an instance normalization and a leaky ReLU."""
+
+    def __init__(self, channels, filters, stride):
+        layers = []
+        for size, step in ((channels, stride), (filters, 1)):
+            layers += [nn.Conv3d(size, filters, 3, step, 1), nn.InstanceNorm3d(filters, affine=True)]
+            layers.append(nn.LeakyReLU(inplace=True))
+        super().__init__(*layers)
+
+
+def call_unet(m, x):
+    skip = m.down(x)
+    return m.last(m.up(torch.cat([m.upsampling(m.bottom(skip)), skip], 1)))
+
+
+@pytest.mark.usefixtures("is_cheap")
+def test_a_unet_is_channels_last_throughout(monkeypatch):
+    """Between normalizations and concatenations, no image is converted."""
+
+    class Costs(LayoutCosts):
+        def kernel_seconds(self, text):
+            return {"nchw": 10e-6, "nchw-nhwc": 5e-6, "nhwc-nchw": 5e-6, "nhwc": 1e-6}
+
+        def conversion_seconds(self, nbytes):
+            return 6e-6
+
+    monkeypatch.setitem(tvmconv.torch.optimize.__globals__, "LayoutCosts", Costs)
+    parts = {"down": Stage(1, 4, 1), "bottom": Stage(4, 8, 2), "up": Stage(8, 4, 1), "last": nn.Conv3d(4, 3, 1)}
+    model = Model(call_unet, upsampling=nn.ConvTranspose3d(8, 4, 2, 2), **parts).eval()
+    x = torch.randn(1, 1, 8, 8, 8)
+    ours = optimized(model, x)
+    layouts = [parse(line.workload).layout for line in ours.report().lines if line.workload]
+    assert layouts == ["nhwc"] * 7 + ["nhwc-nchw"]
+    assert sum(line.implementation == "group_norm" for line in ours.report().lines) == 6
+    assert "A kernel computes 1 concatenation of images." in ours.report().notes
+    assert "convert_images" not in ours.graph.code
+    assert differ(ours, model, x) < 1e-5
+    assert ours(x).stride() == model(x).stride()

@@ -21,7 +21,7 @@ from tvmconv.torch.conv_call import KERNEL_DTYPES
 from tvmconv.torch.operator import NAMESPACE
 from tvmconv.torch.signature import compute_strides, find_layout, lay_out
 from tvmconv.torch.source_kernels import VECTOR_BYTES, SourceKernels
-from tvmconv.workloads.layout import CHANNELS_FIRST, CHANNELS_LAST, UNIFORM_LAYOUTS
+from tvmconv.workloads.layout import CHANNELS_LAST, UNIFORM_LAYOUTS
 
 MAX_INPUTS = 8
 MAX_VECTORS = 1 << 31  # of the result
@@ -104,26 +104,29 @@ def make_dense(x: torch.Tensor, layout: str) -> torch.Tensor:
     return lay_out(copy, layout)
 
 
-def _allocate(xs: Sequence[torch.Tensor]) -> torch.Tensor:
+def _allocate(xs: Sequence[torch.Tensor], layout: str) -> torch.Tensor:
     shape = [xs[0].shape[0], sum(x.shape[1] for x in xs), *xs[0].shape[2:]]
-    strides = compute_strides(shape, find_common_layout(xs) or CHANNELS_FIRST)
-    return xs[0].new_empty_strided(shape, strides)
+    return xs[0].new_empty_strided(shape, compute_strides(shape, layout))
 
 
-def _run_on_cpu(xs: Sequence[torch.Tensor]) -> torch.Tensor:
-    return _allocate(xs).copy_(torch.cat([*xs], 1))
+def _run_by_pytorch(xs: Sequence[torch.Tensor]) -> torch.Tensor:
+    """Return the concatenation by PyTorch, in the layout of the inputs if they have a common one."""
+    layout, z = find_common_layout(xs), torch.cat([*xs], 1)
+    return z if layout is None else _allocate(xs, layout).copy_(z)
 
 
 def _run_on_gpu(xs: Sequence[torch.Tensor]) -> torch.Tensor:
-    z, layout = _allocate(xs), find_common_layout(xs)
-    rows = [_find_rows(x, layout) for x in xs] if layout and len(xs) <= MAX_INPUTS else []
+    layout = find_common_layout(xs)
+    if layout is None or len(xs) > MAX_INPUTS:
+        return _run_by_pytorch(xs)
+    z = _allocate(xs, layout)
     itemsize = z.element_size()
-    known = [each for each in rows if each is not None]
+    known = [each for x in xs if (each := _find_rows(x, layout))]
     sizes = [size * itemsize for each in known for size in (each.width, each.pitch)]
     vector_bytes = math.gcd(VECTOR_BYTES, *sizes, *(x.data_ptr() for x in (*xs, z)))
     total = z.numel() * itemsize // vector_bytes
-    if not known or not 0 < total < MAX_VECTORS:
-        return z.copy_(torch.cat([*xs], 1))
+    if not 0 < total < MAX_VECTORS:
+        return _run_by_pytorch(xs)
     ends, end = list[int](), 0
     for each in known:
         end += each.width * itemsize // vector_bytes
@@ -157,7 +160,8 @@ def make_source(vector_bytes: int, num_inputs: int) -> str:
 
 
 def _make_fake(xs: Sequence[torch.Tensor]) -> torch.Tensor:
-    return _allocate(xs)
+    layout = find_common_layout(xs)
+    return torch.cat([*xs], 1) if layout is None else _allocate(xs, layout)
 
 
 def _set_up(ctx: Any, inputs: Sequence[Any], output: torch.Tensor) -> None:
@@ -168,7 +172,7 @@ def _differentiate(ctx: Any, dz: torch.Tensor) -> list[torch.Tensor]:
     return [*dz.split(ctx.sizes, 1)]
 
 
-_library.impl("concatenate", _run_on_cpu, "CPU")
+_library.impl("concatenate", _run_by_pytorch, "CPU")
 _library.impl("concatenate", _run_on_gpu, "CUDA")
 torch.library.register_fake(f"{NAMESPACE}::concatenate", _make_fake, lib=_library)
 torch.library.register_autograd(f"{NAMESPACE}::concatenate", _differentiate, setup_context=_set_up, lib=_library)

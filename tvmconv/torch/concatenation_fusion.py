@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Callable, Mapping, Sequence
 
@@ -15,6 +16,7 @@ from tvmconv.torch.signature import find_layout, lay_out
 from tvmconv.workloads.layout import UNIFORM_LAYOUTS
 
 FUNCTIONS = (torch.cat, torch.concat, torch.concatenate)
+MAX_RATIO = 1.1  # largest time in the layout of the run, relative to PyTorch's: the plan may choose the other layout
 
 
 class ConcatenationReplacer:
@@ -48,22 +50,25 @@ class ConcatenationReplacer:
         return num_replaced
 
     def _decide(self, inputs: Sequence[TensorMetadata]) -> bool:
-        """Return whether the kernel is faster than PyTorch in the layout of the run, or in the other one."""
+        """Return whether the kernel is faster than PyTorch in one layout, and not slower in that of the run."""
         key = str(inputs)
         if self._time_call is None:
             return True
         if key not in self._is_faster and not self._has_time():
             return False
         if key not in self._is_faster:
-            xs = [each.make_random_like() for each in inputs]
-            pytorch_seconds = self._time_call(f"PyTorch: concatenation {key}", lambda: torch.cat(xs, 1))
-            seconds = self._time_call(f"concatenation {key}", lambda: concatenate(xs))
-            if seconds >= pytorch_seconds and (layout := find_common_layout(inputs)):
-                other = next(each for each in UNIFORM_LAYOUTS if each != layout)
-                others = [lay_out(x, other) for x in xs]
-                seconds = self._time_call(f"concatenation, {other}: {key}", lambda: concatenate(others))
-            self._is_faster[key] = seconds < pytorch_seconds
+            self._is_faster[key] = self._compare([each.make_random_like() for each in inputs], key)
         return self._is_faster[key]
+
+    def _compare(self, xs: Sequence[torch.Tensor], key: str) -> bool:
+        assert self._time_call
+        own_layout, ratios = find_common_layout(xs), dict[str, float]()
+        for layout in UNIFORM_LAYOUTS:
+            given = [*xs] if layout == own_layout else [lay_out(x, layout) for x in xs]
+            names = (f"{layout}: {name} {key}" for name in ("PyTorch, concatenation", "concatenation"))
+            pytorch_seconds = self._time_call(next(names), functools.partial(torch.cat, given, 1))
+            ratios[layout] = self._time_call(next(names), functools.partial(concatenate, given)) / pytorch_seconds
+        return min(ratios.values()) < 1 and ratios.get(own_layout or "", 0.0) < MAX_RATIO
 
 
 def _match_concatenation(node: fx.Node, metadata: Mapping[fx.Node, TensorMetadata]) -> list[fx.Node]:
@@ -84,4 +89,4 @@ def _match_concatenation(node: fx.Node, metadata: Mapping[fx.Node, TensorMetadat
     result = metadata[node]
     layout = find_common_layout(inputs)
     keeps_layout = layout is None or find_layout(result.shape, result.stride) in (None, layout)
-    return [*sources] if layout and keeps_layout else []
+    return [*sources] if keeps_layout else []

@@ -185,7 +185,7 @@ class NormFuser:
             partition.module.interpreter = None
             graph = partition.module.graph
             for site in find_norm_sites(graph, recorder.metadata, partition.path):
-                self._fuse_site(site, graph)
+                self._fuse_site(site, graph, recorder.metadata)
             self.num_concatenations += self._concatenations.replace(graph, recorder.metadata)
             graph.recompile()
 
@@ -194,7 +194,7 @@ class NormFuser:
         count = self.num_concatenations
         return [f"A kernel computes {count} concatenation{'s' * (count > 1)} of images."] if count else []
 
-    def _fuse_site(self, site: NormSite, graph: fx.GraphModule) -> None:
+    def _fuse_site(self, site: NormSite, graph: fx.GraphModule, metadata: dict[fx.Node, TensorMetadata]) -> None:
         if site.key not in self._timings:
             if not self._has_time():
                 return
@@ -222,6 +222,7 @@ class NormFuser:
         first, last = site.nodes[0], site.nodes[-1]
         with graph.graph.inserting_before(first):
             call = graph.graph.call_module(name, (first.args[0],))
+        metadata[call] = metadata[last]
         for node in dict.fromkeys((last, *site.nodes)):  # others read only shapes of the inner results
             node.replace_all_uses_with(call, delete_user_cb=lambda user: user not in site.nodes)
         inputs = {each for node in site.nodes for each in node.all_input_nodes} - {*site.nodes}
