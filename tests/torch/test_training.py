@@ -11,7 +11,8 @@ from training import build_entries, by_operators, differ, draw_module, in_double
 
 from tvmconv.errors import ModelError
 from tvmconv.torch import functional as F  # noqa: N812  as PyTorch's is usually named
-from tvmconv.torch import tune
+from tvmconv.torch import training_backend, tune
+from tvmconv.torch.backend import backend
 from tvmconv.torch.conv_call import DGRAD, FORWARD, FORWARD_BIAS, WGRAD
 from tvmconv.torch.conv_operators import convolution, convolution_dgrad, convolution_wgrad
 from tvmconv.torch.kernel_table import table
@@ -232,6 +233,18 @@ def test_kernels_run_in_compiled_graphs(counts):
     wanted = run_with_gradients(in_double(layer), tensors[0].double())
     assert differ(run_with_gradients(trainable, tensors[0], compiled), wanted) < 1e-5
     assert [launcher.count for launcher in counts.values()] == [1, 1, 1]
+
+
+def test_products_that_were_compared_before_are_not_compared_again(monkeypatch):
+    found = []
+    monkeypatch.setattr(training_backend, "fill_table", lambda tasks, *_: found.append(tasks) or [])
+    x = torch.randn(2, 4, 7, 8, requires_grad=True)
+    for _ in range(2):
+        torch._dynamo.reset()
+        layer = torch.nn.Conv2d(4, 6, 3)
+        torch.compile(layer, backend=backend, options={"fallback_backend": "eager"})(x)
+        table.compared.update((task.product, task.call) for task in found[-1])
+    assert [len(tasks) for tasks in found] == [3, 0]
 
 
 def test_a_batch_of_inputs_is_one_larger_convolution():

@@ -4,7 +4,8 @@
     tvmconv bench torch-models sd_vae_decoder --dtype f32 --layout contiguous --seconds 120 --compile default
 
 Each network is timed unchanged in both memory formats, and under `torch.compile` in each named mode. Then
-`tvmconv.torch.optimize` optimizes it by a search, and again from the log, and the result is compiled. With --quantize,
+`tvmconv.torch.optimize` optimizes it by a search, and again from the log, and the result is compiled, except in modes
+that --compile-unchanged names. With --quantize,
 it optimizes the network in an 8-bit dtype as well, calibrated on the input. Times are those of CUDA graphs, and of
 eager calls with the host's time included. Outputs are compared with the network's in float64.
 Results are in DIR/torch-NAME.json and .md, with the kernel of each layer; the log is DIR/torch.jsonl.
@@ -70,6 +71,8 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     options.add_option(parser, "--image-size", "N", text, former="--side", type=options.parse_count)
     options.add_option(parser, "--seconds", "S", "Seconds of tuning for each network", type=options.parse_positive)
     options.add_option(parser, "--compile", "MODE", "A mode of torch.compile", repeat=True)
+    text = "A mode of torch.compile for the unchanged network alone"
+    options.add_option(parser, "--compile-unchanged", "MODE", text, repeat=True)
     text = "Optimize with operands in an 8-bit dtype as well"
     options.add_option(parser, "--quantize", None, text, choices=QUANTIZED_DTYPES, repeat=True)
     parser.add_argument("--backend", action="store_true", help="Compile with the backend tvmconv as well.")
@@ -174,7 +177,8 @@ def _measure(name: str, device: Device, args: argparse.Namespace) -> tuple[list[
         x, model = x.contiguous(memory_format=memory_format), model.to(memory_format=memory_format)
         timings.append(time_network(EAGER if layout == args.layout else f"{EAGER}, {layout}", model, None))
     timings.reverse()
-    timings += [time_compiled(f"{EAGER}, compiled ({mode})", model, mode=mode) for mode in args.compile]
+    modes = [*args.compile, *args.compile_unchanged]
+    timings += [time_compiled(f"{EAGER}, compiled ({mode})", model, mode=mode) for mode in modes]
     file = args.out / "torch.jsonl"
     log = file if args.seconds or file.exists() else None
     with progress_line(f"{name}: ") as show:
