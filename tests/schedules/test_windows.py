@@ -28,6 +28,10 @@ LAYER = "conv2d:32x32x160x160,32x32x3x3,s1,p1,f16,nhwc"
             {"lines": 16, "columns": 32, "warpgroups": 4, "stages": 1},
         ),
         ("conv2d:2x16x18x20,16x16x3x3,s2,p1,f16,nhwc,bias,silu", None),  # four planes
+        (
+            "conv2d:2x16x9x20,40x16x3x3,s1,p1,f16,nhwc,bias,silu,add",  # more subtiles than stages
+            {"lines": 8, "columns": 16, "warpgroups": 2, "stages": 2},
+        ),
         ("conv2d:1x96x9x9,32x96x3x2,s1,p1x0x2x1,d2,f16,nhwc", None),  # three blocks of channels
         ("conv2d:1x32x12x12,16x32x5x5,s2x1,p2,tf32,nhwc", None),
         ("conv2d:1x16x8x8,16x16x1x5,s1,p0x2,f16,nhwc", None),
@@ -42,14 +46,13 @@ def test_all_taps_read_a_window(text, config):
     "options",
     [
         ",128x128x3x3,s1,p1,f16,nhwc",  # filters of 288 KiB
-        ",32x128x3x3,s1,p1,f16,nhwc,add",
         ",32x128x3x3,s3,p1,f16,nhwc",
         ",32x128x1x1,s1,p0,f16,nhwc",
         ",36x128x3x3,s1,p1,f16,nhwc",  # outputs that TMA cannot store
     ],
 )
 def test_other_convolutions_are_refused(options):
-    with pytest.raises(ScheduleError, match="images of one group|arrays that are channels last"):
+    with pytest.raises(ScheduleError, match="images of one group"):
         tc.build(f"conv2d:1x128x16x16{options}", "window_hopper", arch="sm_90")
 
 

@@ -63,7 +63,7 @@ class WindowTiles:
     def planes(self) -> tuple[tuple[int, int], ...]:
         """Remainders by the strides along both axes of each plane that a tap reads."""
         remainders = ([rest for _, rest in self._tap_positions(axis)] for axis in range(2))
-        return tuple(sorted(set(itertools.product(*remainders))))
+        return tuple(sorted({(row, column) for row, column in itertools.product(*remainders)}))
 
     @functools.cached_property
     def taps(self) -> tuple[TapOffset, ...]:

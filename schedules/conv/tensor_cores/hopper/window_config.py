@@ -150,8 +150,13 @@ class WindowConfig(EstimatedTileConfig):
 
     @property
     def num_warps(self) -> Any:
-        """Warps per CTA, the last of which loads."""
-        return self.warpgroups * (WARPGROUP_SIZE // WARP_SIZE) + 1
+        """Warps per CTA, the last of which loads windows, and another one a residual."""
+        return self.warpgroups * (WARPGROUP_SIZE // WARP_SIZE) + 1 + self.has_residual
+
+    @property
+    def has_residual(self) -> bool:
+        """Whether the epilogue has an argument with the output's shape."""
+        return any(op.argument_kind == "output" for op in epilogue.get_ops(self.w.epilogue))
 
     @property
     def num_planes(self) -> int:
@@ -207,7 +212,8 @@ class WindowConfig(EstimatedTileConfig):
     @property
     def smem_bytes(self) -> Any:
         """Dynamic shared memory per CTA in bytes, including the alignment of its start."""
-        return SWIZZLE_ALIGNMENT_BYTES + self.barrier_offset_bytes + 2 * (self.stages + 1) * BARRIER_BYTES
+        num_stages = self.stages + 1 + self.warpgroups * (EPILOGUE_STAGES * self.has_residual)
+        return SWIZZLE_ALIGNMENT_BYTES + self.barrier_offset_bytes + 2 * num_stages * BARRIER_BYTES
 
     @property
     def num_tiles(self) -> Any:

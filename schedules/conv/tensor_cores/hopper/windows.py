@@ -11,6 +11,7 @@ small, so that several share an SM, and one stores while others multiply.
 from __future__ import annotations
 
 import math
+from dataclasses import dataclass
 
 from tvm.s_tir import Schedule
 from tvm.script import tirx as T  # noqa: N812  (TVM's own name for it)
@@ -18,24 +19,24 @@ from tvm.script import tirx as T  # noqa: N812  (TVM's own name for it)
 from tvmconv.registry import schedule
 from tvmconv.requirements import CHANNELS_LAST_LAYOUT, Requirement, all_of
 from tvmconv.space import Knobs
-from tvmconv.target import WARPGROUP_SIZE
+from tvmconv.target import WARP_SIZE, WARPGROUP_SIZE
 from tvmconv.workloads import Conv, epilogue
 from tvmconv.workloads.dtypes import get_itemsize
 
 from ....primitives import disable_buffer_reuse
 from ....tir_builder import (
     Buffer,
+    Expr,
     allocate,
     build_schedule,
     declare_tensor_map,
     emit_call,
-    emit_ptx,
     if_,
     to_uint32,
 )
-from ..gemm.atoms import WgmmaAtom
+from ..gemm.atoms import ThreadPosition, WgmmaAtom
 from ..gemm.channel_arguments import ChannelArguments
-from ..gemm.cta import allocate_smem, open_cta
+from ..gemm.cta import allocate_smem, allow_dependent_launch, open_cta
 from ..gemm.epilogue_ops import EpilogueOps
 from ..gemm.pipelines import PipelineState, TmaPipeline, fence_barrier_init
 from ..gemm.problem import Operand
@@ -69,7 +70,7 @@ def has_windows(w: Conv) -> bool:
         and w.C * itemsize % MIN_ROW_BYTES == 0
         and w.O * itemsize % VECTOR_BYTES == 0
         and count_block_n(w) <= MAX_FILTERS
-        and not any(op.argument_kind == "output" for op in epilogue.get_ops(w.epilogue))
+        and sum(op.argument_kind == "output" for op in epilogue.get_ops(w.epilogue)) <= 1
         and not has_large_output(w)
         and not w.has_large_tensors
         and WindowConfig.has_config(w)
@@ -77,7 +78,7 @@ def has_windows(w: Conv) -> bool:
 
 
 WINDOWS = Requirement(
-    "images of one group with a filter of several taps, strides up to 2 that divide the image, no residual, and "
+    "images of one group with a filter of several taps, strides up to 2 that divide the image, a residual at most, and "
     "filters that fit in shared memory",
     has_windows,
     lambda w: f"filters of {math.prod(w.kernel)} taps × {w.C} × {w.O} channels",
@@ -117,63 +118,109 @@ def make_mainloop(config: WindowConfig) -> WindowMainloop:
     return WindowMainloop(config.tiles, atom, int(config.m_atoms), window, b)
 
 
+@dataclass(frozen=True)
+class WindowCta:
+    """What the warps of a CTA share, whatever their roles."""
+
+    thread: ThreadPosition  # position in the CTA
+    index: Expr  # index of the CTA
+    tiles: TileScheduler  # work tiles
+    windows: TmaPipeline  # stages of windows
+    filters: TmaPipeline  # the filters, in one stage that is never empty again
+    subtiles: TmaPipeline  # stages of the output; its barriers are used with a residual
+    states: tuple[PipelineState, PipelineState]  # stages of windows and of the output that a thread fills or reads next
+    epilogue: TmaEpilogue
+
+    def is_loader(self, warp: int) -> Expr:
+        """Return whether a thread is the one that runs the role of a warp behind those that multiply."""
+        return self.thread.is_first_of_warp(self.windows.num_consumers * WARPGROUP_SIZE // WARP_SIZE + warp)
+
+
 def emit_kernel(config: WindowConfig, arguments: dict[str, Buffer]) -> None:
     """Emit the kernel."""
-    w, mainloop, tiles = config.w, make_mainloop(config), config.tiles
-    warpgroups, stages = int(config.warpgroups), int(config.stages)
-    epilogue_tile = PatchEpilogueTile(
-        *(mainloop.atom, mainloop.m_atoms, warpgroups, w.storage, config.epilogue_row_bytes, EPILOGUE_STAGES),
-        tiles=tiles,
+    mainloop, epilogue_tile, ops = (
+        make_mainloop(config),
+        make_epilogue_tile(config),
+        EpilogueOps.from_workload(config.w),
     )
-    maps = {"X": tiles.input_map(mainloop.block_k), "K": mainloop.filters.tensor_map(), "Y": epilogue_tile.output_map()}
-    input_map, filter_map, output_map = (
-        declare_tensor_map(f"{name}_map", arguments[name], each) for name, each in maps.items()
-    )
-    rows_per_tile = tiles.patches * mainloop.atom.m
-    scheduler = TileScheduler.of_product(
-        (tiles.count * rows_per_tile, 1), (rows_per_tile, 1), 1, int(config.num_blocks)
-    )
-    with open_cta(int(config.num_blocks), int(config.num_threads), 1, splits_in_cluster=False) as cta:
-        thread, smem = cta.thread, allocate_smem(int(config.smem_bytes), SWIZZLE_ALIGNMENT_BYTES)
-        barriers = smem + to_uint32(int(config.barrier_offset_bytes))
-        windows = TmaPipeline(smem, int(config.stage_bytes), barriers, stages, mainloop.window_bytes, warpgroups)
-        filters_address = smem + to_uint32(int(config.filters_offset_bytes))
-        filters = TmaPipeline(
-            *(filters_address, config.filter_bytes, barriers, 1, mainloop.filter_bytes, warpgroups),
-            first_barrier=2 * stages,
-        )
-        state, producer = PipelineState("window", stages), thread.is_first_of_warp(warpgroups * WARPGROUP_SIZE // 32)
-        with if_(producer):
-            prefetch_tensor_maps([input_map, filter_map, output_map])
-        with if_(thread.thread == 0):
-            windows.init_barriers()
-            filters.init_barriers()
+    tiles, num_ctas = config.tiles, int(config.num_blocks)
+    maps = {
+        "X": tiles.input_map(mainloop.block_k),
+        "K": mainloop.filters.tensor_map(),
+        **dict.fromkeys(("Y", *ops.residuals), epilogue_tile.output_map()),
+    }
+    tensor_maps = [declare_tensor_map(f"{name}_map", arguments[name], each) for name, each in maps.items()]
+    input_map, filter_map, *output_maps = tensor_maps
+    with open_cta(num_ctas, int(config.num_threads), 1, splits_in_cluster=False) as cta:
+        smem = allocate_smem(int(config.smem_bytes), SWIZZLE_ALIGNMENT_BYTES)
+        windows, filters, subtiles = pipelines = make_pipelines(config, mainloop, smem)
+        prefetching_thread = int(config.warpgroups) * WARPGROUP_SIZE
+        with if_(cta.thread.thread == prefetching_thread):
+            prefetch_tensor_maps(tensor_maps)
+        with if_(cta.thread.thread == 0):
+            for pipeline in pipelines if ops.residuals else pipelines[:2]:
+                pipeline.init_barriers()
             fence_barrier_init()
         emit_call(T.cuda.cta_sync())
-        emit_ptx("griddepcontrol.wait")
-        emit_ptx("griddepcontrol.launch_dependents")
-        ops = EpilogueOps.from_workload(w).bind_tensor_args(arguments, uses_registers=True)
-        with if_(thread.thread < warpgroups * WARPGROUP_SIZE):
-            accumulators = allocate("accumulators", mainloop.num_accumulators, "float32")
-            channels = ChannelArguments(
-                *(ops.channel_args, arguments, config.block_n, w.O, config.block_n == w.O),
-                smem + to_uint32(int(config.channel_args_offset_bytes)),
-                thread.warpgroup,
-            )
-            buffers = TmaPipeline(  # its barriers are not used
-                smem + to_uint32(int(config.epilogue_offset_bytes)),
-                *(config.epilogue_stage_bytes, barriers, warpgroups * EPILOGUE_STAGES, 0, 1),
-            )
-            stores = TmaEpilogue(epilogue_tile, ops, channels, buffers, [output_map])
-            store_state = PipelineState("epilogue", EPILOGUE_STAGES)
-            filters.consumer_wait(0, 0)
-            with scheduler.work_tiles(cta.index) as tile:
-                channels.prefetch(tile, thread)
-                mainloop.consume(accumulators, filters_address, windows, state, thread)
-                sums = [accumulators[i] for i in range(mainloop.num_accumulators)]
-                stores.store(sums, tile, store_state, thread, thread.warpgroup)
-            stores.finish(thread)
-        with if_(producer):
+        allow_dependent_launch()
+        ops = ops.bind_tensor_args(arguments, uses_registers=True)
+        channels = ChannelArguments(
+            *(ops.channel_args, arguments, config.block_n, config.w.O, config.block_n == config.w.O),
+            smem + to_uint32(int(config.channel_args_offset_bytes)),
+            cta.thread.warpgroup,
+        )
+        stored = TmaEpilogue(epilogue_tile, ops, channels, subtiles, output_maps)
+        rows = tiles.patches * mainloop.atom.m
+        scheduler = TileScheduler.of_product((tiles.count * rows, 1), (rows, 1), 1, num_ctas)
+        states = PipelineState("window", windows.stages), PipelineState("epilogue", EPILOGUE_STAGES)
+        state = WindowCta(cta.thread, cta.index, scheduler, windows, filters, subtiles, states, stored)
+        with if_(cta.thread.thread < prefetching_thread):
+            emit_consumer(mainloop, state)
+        with if_(state.is_loader(0)):
             mainloop.load_filters(filter_map, filters)
             with scheduler.work_tiles(cta.index) as tile:
-                mainloop.load_window(tile, input_map, windows, state)
+                mainloop.load_window(tile, input_map, windows, states[0])
+        if ops.residuals:
+            with if_(state.is_loader(1)), scheduler.work_tiles(cta.index) as tile:
+                stored.load_residual(tile, states[1])
+
+
+def make_epilogue_tile(config: WindowConfig) -> PatchEpilogueTile:
+    """Return the division of a warpgroup's accumulators into patches."""
+    atom = WgmmaAtom(config.block_n, config.w.dtype, config.w.dtype)
+    sizes = int(config.m_atoms), int(config.warpgroups), config.w.storage, config.epilogue_row_bytes, EPILOGUE_STAGES
+    return PatchEpilogueTile(atom, *sizes, tiles=config.tiles)
+
+
+def make_pipelines(
+    config: WindowConfig, mainloop: WindowMainloop, smem: Expr
+) -> tuple[TmaPipeline, TmaPipeline, TmaPipeline]:
+    """Return the pipelines of windows, of the filters, and of the output."""
+    stages, warpgroups = int(config.stages), int(config.warpgroups)
+    barriers = smem + to_uint32(int(config.barrier_offset_bytes))
+    return (
+        TmaPipeline(smem, int(config.stage_bytes), barriers, stages, mainloop.window_bytes, warpgroups),
+        TmaPipeline(
+            smem + to_uint32(int(config.filters_offset_bytes)),
+            *(config.filter_bytes, barriers, 1, mainloop.filter_bytes, warpgroups),
+            first_barrier=2 * stages,
+        ),
+        TmaPipeline(
+            smem + to_uint32(int(config.epilogue_offset_bytes)),
+            *(config.epilogue_stage_bytes, barriers, warpgroups * EPILOGUE_STAGES, config.epilogue_stage_bytes, 1),
+            first_barrier=2 * (stages + 1),
+        ),
+    )
+
+
+def emit_consumer(mainloop: WindowMainloop, state: WindowCta) -> None:
+    """Multiply and store work tiles; run by all threads of the warpgroups."""
+    accumulators = allocate("accumulators", mainloop.num_accumulators, "float32")
+    sums = [accumulators[i] for i in range(mainloop.num_accumulators)]
+    thread, stored = state.thread, state.epilogue
+    state.filters.consumer_wait(0, 0)
+    with state.tiles.work_tiles(state.index) as tile:
+        stored.channels.prefetch(tile, thread)
+        mainloop.consume(accumulators, state.filters.stage_address(0), state.windows, state.states[0], thread)
+        stored.store(sums, tile, state.states[1], thread, thread.warpgroup)
+    stored.finish(thread)
