@@ -14,8 +14,6 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from tvmconv.devices.device import Timing
-
 SAMPLE_SECONDS = 0.005  # pause between two samples
 BUSY_FRACTION = 0.8  # of the time of a run that counts, at its end; a warm-up and uploads come before
 
@@ -44,12 +42,12 @@ class SustainedRun:
 
 
 def measure_sustained(
-    run: Callable[[float], Timing], read: Callable[[], PowerSample], seconds: float
+    run: Callable[[float], float], read: Callable[[], PowerSample], seconds: float
 ) -> SustainedRun | None:
     """Time a kernel for some time, and sample clock and energy meanwhile.
 
     Args:
-        run: Function that times the kernel for about the given seconds.
+        run: Function that times the kernel for about the given seconds, and returns the median of a launch.
         read: Function that reads the sensors.
         seconds: Time of the run.
 
@@ -67,11 +65,11 @@ def measure_sustained(
     thread = threading.Thread(target=sample, daemon=True)
     thread.start()
     try:
-        timing = run(seconds)
+        launch_seconds = run(seconds)
     finally:
         has_ended.set()
         thread.join()
-    return summarize_samples(samples, timing.median, BUSY_FRACTION * seconds)
+    return summarize_samples(samples, launch_seconds, BUSY_FRACTION * seconds)
 
 
 def summarize_samples(

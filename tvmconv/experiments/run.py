@@ -314,7 +314,8 @@ class _Benchmark:
         for entry in entries:
             if entry.time and entry.row.timing:
                 self.on_progress(f"{entry.row.name}: measuring clock and energy")
-                entry.row = replace(entry.row, sustained=measure_sustained(entry.time, read_sensors, seconds))
+                run = functools.partial(_time_median, entry.time)
+                entry.row = replace(entry.row, sustained=measure_sustained(run, read_sensors, seconds))
 
     @property
     def _array_sizes(self) -> list[int]:
@@ -354,6 +355,10 @@ class _Benchmark:
             rounds=_round_seconds(rounds.seconds),
             unstable=not rounds.is_stable,
         )
+
+
+def _time_median(time: Callable[[float], Timing], seconds: float) -> float:
+    return time(seconds).median
 
 
 def _get_median_seconds(measurement: Timing | Error) -> float:
