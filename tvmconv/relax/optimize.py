@@ -21,6 +21,7 @@ from tvmconv.relax.importers import simplify_imported
 from tvmconv.relax.kernels import CompileTarget, FoundKernel, KernelFinder, resolve_target
 from tvmconv.relax.layouts import Layout, plan_layouts, validate_layout
 from tvmconv.relax.linear import convert_linear_layers
+from tvmconv.relax.norms import simplify_norms
 from tvmconv.relax.report import TVM_NAME, ConvolutionReport, ModuleReport
 from tvmconv.relax.rewriting import Replacement, replace_convolutions
 from tvmconv.relax.sites import RelaxConvolution, find_sites
@@ -219,12 +220,12 @@ def prepare_module(mod: IRModule, *, has_kernels: bool) -> IRModule:
 
     If there are kernels, linear layers become convolutions.
     """
-    passes = [relax.transform.CanonicalizeBindings(), simplify_imported, relax.transform.FoldConstant()]
+    passes = [relax.transform.CanonicalizeBindings(), simplify_imported, simplify_norms, relax.transform.FoldConstant()]
     if any("NHWC" in str(layout) for layout in _list_data_layouts(mod)):
         passes = [relax.transform.ConvertLayout(CHANNELS_FIRST_LAYOUTS), *passes]
     if has_kernels:
-        passes += [convert_linear_layers, relax.transform.DeadCodeElimination()]
-    return tvm.ir.transform.Sequential(passes)(mod)
+        passes += [convert_linear_layers]
+    return tvm.ir.transform.Sequential([*passes, relax.transform.DeadCodeElimination()])(mod)
 
 
 def _list_data_layouts(mod: IRModule) -> set[str]:
