@@ -13,9 +13,11 @@ from torch.nn import functional as F  # noqa: N812  as PyTorch's is usually name
 import tvmconv.torch
 from tvmconv.compiler import nvrtc
 from tvmconv.torch import group_norm_operator as operator
+from tvmconv.torch.group_norm_fusion import NO_SLOWER, NormFuser
 from tvmconv.torch.group_norm_operator import group_norm_act
 from tvmconv.torch.group_norm_source import ACTIVATIONS, make_source
 from tvmconv.torch.layout_plan import LayoutCosts
+from tvmconv.torch.partition import partition_model, record_calls
 from tvmconv.torch.signature import lay_out
 from tvmconv.workloads import parse
 from tvmconv.workloads.layout import CHANNELS_FIRST, CHANNELS_LAST
@@ -230,3 +232,34 @@ def test_a_unet_is_channels_last_throughout(monkeypatch):
     assert "convert_images" not in ours.graph.code
     assert differ(ours, model, x) < 1e-5
     assert ours(x).stride() == model(x).stride()
+
+
+@pytest.mark.parametrize("kernel_seconds", [1.0, 3.0])
+def test_the_faster_of_both_runs_by_measured_times(kernel_seconds):
+    """PyTorch takes 2 s in any layout; the concatenation follows the same times."""
+    parts = {"conv": conv(4, 8), "norm": nn.GroupNorm(2, 8), "last": conv(12, 4)}
+    model = Model(lambda m, x: m.last(torch.cat([torch.relu(m.norm(m.conv(x))), x], 1)), **parts).eval()
+    x = torch.randn(2, 4, 9, 11)
+    with record_calls(model) as static_calls, torch.no_grad():
+        model(x)
+    traced, partitions = partition_model(model, static_calls, (x,))
+    fuser = NormFuser(lambda name, call: 2.0 if "PyTorch" in name else kernel_seconds)
+    fuser.fuse(traced, partitions, (x,))
+    (line,) = fuser.reports
+    assert (line.pytorch_seconds, line.tvmconv_seconds) == (2.0, kernel_seconds)
+    is_faster = kernel_seconds < 2
+    assert (line.implementation, line.reason) == (("group_norm", "") if is_faster else ("PyTorch", NO_SLOWER))
+    assert fuser.num_concatenations == int(is_faster)
+    assert fuser.describe() == ["A kernel computes 1 concatenation of images."] * is_faster
+    with torch.no_grad():
+        assert torch.allclose(traced(x), model(x), atol=1e-6)
+
+
+def test_without_time_nothing_is_replaced():
+    model, x = nn.Sequential(conv(), nn.GroupNorm(2, 8)).eval(), torch.randn(1, 4, 5, 5)
+    with record_calls(model) as static_calls:
+        model(x)
+    traced, partitions = partition_model(model, static_calls, (x,))
+    fuser = NormFuser(lambda name, call: 1.0, lambda: False)
+    fuser.fuse(traced, partitions, (x,))
+    assert [*fuser.reports, *fuser.layers] == []
