@@ -42,7 +42,7 @@ class TapOffset:
 
 
 @dataclass(frozen=True)
-class WindowTiles:
+class PatchTiles:
     """Division of the outputs of an image convolution among work tiles, and their windows."""
 
     w: Conv  # the convolution, channels last
@@ -142,7 +142,7 @@ class WindowTiles:
 class PatchEpilogueTile(EpilogueTile):
     """Division of a warpgroup's accumulators into subtiles that are patches of the output."""
 
-    tiles: WindowTiles | None = None  # the work tiles
+    tiles: PatchTiles | None = None  # the work tiles
 
     def coordinates(self, tile: WorkTile, column: Expr, row: Expr) -> tuple[Expr, ...]:
         """Return the coordinates of a patch: channel, column, line, image."""
@@ -164,7 +164,7 @@ class PatchEpilogueTile(EpilogueTile):
 class WindowMainloop:
     """Multiplies windows by filters that stay in shared memory."""
 
-    tiles: WindowTiles
+    tiles: PatchTiles
     atom: WgmmaAtom  # the wgmma instruction
     m_atoms: int  # patches of a warpgroup
     window: SmemLayout  # a plane of a window with a block of channels, in one box

@@ -18,7 +18,7 @@ from tvmconv.workloads.dtypes import get_itemsize
 
 from ...estimated_config import EstimatedTileConfig
 from ...tile_config import Rule
-from ..gemm.shared_windows import PATCH, WindowTiles
+from ..gemm.shared_windows import PATCH, PatchTiles
 from ..implicit_gemm_shape import ACCUMULATOR_BYTES
 from ..latency_model import count_ctas_per_sm
 from .constraints import MAX_SHARED_BYTES
@@ -110,13 +110,13 @@ class WindowConfig(EstimatedTileConfig):
         """Return an attribute of the tiles of each config."""
         columns = np.broadcast_arrays(self.lines, self.columns)
         sizes, indices = np.unique(np.stack([np.ravel(each) for each in columns]), axis=1, return_inverse=True)
-        values = [getattr(WindowTiles(self.w, int(lines), int(width)), name) for lines, width in sizes.T]
+        values = [getattr(PatchTiles(self.w, int(lines), int(width)), name) for lines, width in sizes.T]
         return np.array(values)[indices.ravel()].reshape(np.shape(columns[0]))
 
     @property
-    def tiles(self) -> WindowTiles:
+    def tiles(self) -> PatchTiles:
         """Tiles of one config."""
-        return WindowTiles(self.w, int(self.lines), int(self.columns))
+        return PatchTiles(self.w, int(self.lines), int(self.columns))
 
     @property
     def itemsize(self) -> int:
@@ -161,7 +161,7 @@ class WindowConfig(EstimatedTileConfig):
     @property
     def num_planes(self) -> int:
         """Planes of a window."""
-        return len(WindowTiles(self.w, PATCH, PATCH).planes)
+        return len(PatchTiles(self.w, PATCH, PATCH).planes)
 
     @property
     def window_bytes(self) -> Any:
