@@ -9,13 +9,13 @@ With --by-layout, a line compares a network in PyTorch's default format with the
 from __future__ import annotations
 
 import argparse
-import json
+import math
 import statistics
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from tvmconv.benchmarks.common import show
+from tvmconv.benchmarks.common import read_results, show
 from tvmconv.cli import options
 from tvmconv.cli.errors import UsageError
 from tvmconv.reports.tables import EMPTY_CELL, Table, format_micros, format_significant
@@ -43,7 +43,7 @@ QUANTIZED_LABELS = ("i8", "e4m3")  # of timings of quantized networks, after tha
 QUANTIZED_HEADERS = ("network", "dtype", "batch", "time [µs]", "× PyTorch", "× tvmconv", "layers in 8 bits", "error")
 QUANTIZED_SECTION = "torch-quantized"
 QUANTIZED_LEGEND = (
-    "Microseconds per call in a CUDA graph. *× PyTorch*: the best measured time of PyTorch, divided by that of the line. "
+    "Microseconds per call in a CUDA graph. *× PyTorch*: the best time of PyTorch, divided by that of the line. "
     "*× tvmconv*: the time of the network optimized in its own precision, divided by that of the line. "
     "*Error*: relative L2 difference of the network's output from that in float64; weights and inputs are random."
 )
@@ -57,7 +57,9 @@ LAYOUT_LEGEND = (
 
 def add_options(parser: argparse.ArgumentParser) -> None:
     """Add the options of the benchmark."""
-    parser.add_argument("results", nargs="+", type=Path, metavar="FILE", help="Files torch-NAME.json of networks.")
+    parser.add_argument(
+        "results", nargs="+", type=Path, metavar="FILE", help="Files torch-NAME.json of networks, also .gz."
+    )
     text = "Compare contiguous networks with the same networks in channels_last."
     parser.add_argument("--by-layout", action="store_true", help=text)
     text = "Compare networks with the same networks in 8 bits."
@@ -67,14 +69,8 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Read the results, print the table and write it into a page."""
-    results = []
-    for file in args.results:
-        try:
-            result = json.loads(file.read_text(encoding="utf-8"))
-        except (OSError, ValueError) as error:
-            raise UsageError(f"cannot read {file}: {error}") from error
-        if isinstance(result, dict) and "network" in result:  # torch-overhead.json has no network
-            results.append(result)
+    read = read_results(args.results)
+    results = [each for each in read if isinstance(each, dict) and "network" in each]  # torch-overhead.json has none
     make_table: Callable[[Sequence[Mapping[str, Any]]], Table] = make_torch_models_table
     section, legend = SECTION, LEGEND
     if args.by_layout:
@@ -109,7 +105,7 @@ def make_torch_models_table(results: Sequence[Mapping[str, Any]]) -> Table:
         lines.append(
             (
                 *(result["network"], result["dtype"], str(result["batch"])),
-                *map(format_micros, seconds),
+                *(format_micros(each) if math.isfinite(each) else EMPTY_CELL for each in seconds),
                 format_significant(speedups[-1]),
                 format_significant(timings[TVMCONV]["made"]),
                 format_significant(from_log["made"]) if from_log else EMPTY_CELL,
