@@ -5,7 +5,6 @@ import torch
 import tvm
 from relax_models import differ, exported, randomized
 from torch import nn
-from torch.nn import functional as F
 
 import tvmconv.relax
 from tvmconv.relax.linear import convert_linear_layers
@@ -20,9 +19,9 @@ class SplitAndResized(nn.Module):
         self.first, self.inner, self.last = nn.Conv2d(3, 8, 1), nn.Conv2d(4, 4, 3, padding=1), nn.Conv2d(11, 4, 1)
 
     def forward(self, x):
-        left, right = F.mish(self.first(x)).chunk(2, 1)
+        left, right = nn.functional.mish(self.first(x)).chunk(2, 1)
         y = torch.cat([left, right, self.inner(right)[:, 1:]], 1)
-        return self.last(F.interpolate(y, scale_factor=2, mode="nearest"))
+        return self.last(nn.functional.interpolate(y, scale_factor=2, mode="nearest"))
 
 
 class Shuffled(nn.Module):
@@ -47,7 +46,7 @@ class PreActivated(nn.Module):
 
     def forward(self, x):
         y = self.first(x)
-        return self.last(F.relu(self.norm(torch.cat([torch.where(y > 0, y, y * self.slopes), x], 1))))
+        return self.last(nn.functional.relu(self.norm(torch.cat([torch.where(y > 0, y, y * self.slopes), x], 1))))
 
 
 class ConvNeXtBlock(nn.Module):
@@ -58,7 +57,7 @@ class ConvNeXtBlock(nn.Module):
 
     def forward(self, x):
         x = self.first(x)
-        y = self.narrow(F.gelu(self.wide(self.norm(x.permute(0, 2, 3, 1)))))
+        y = self.narrow(nn.functional.gelu(self.wide(self.norm(x.permute(0, 2, 3, 1)))))
         return self.last(x + y.permute(0, 3, 1, 2))
 
 
@@ -105,7 +104,7 @@ def test_convolution_with_another_reader_is_not_repeated_for_its_norm():
 
         def forward(self, x):
             y = self.conv(x)
-            return y + F.relu(self.norm(y))
+            return y + nn.functional.relu(self.norm(y))
 
     model, x = randomized(Model()), torch.randn(1, 3, 6, 6)
     mod = tvmconv.relax.to_float16(exported(model, x))

@@ -26,10 +26,11 @@ from tvmconv.relax.layout_ops import (
     permute,
     shuffle_channels_last,
 )
+from tvmconv.relax.layouts import is_truncating
 from tvmconv.relax.reductions import MEAN_DTYPES, make_mean_function, make_mean_symbol
 from tvmconv.relax.sites import RelaxConvolution, make_weight, reshape_scale
 from tvmconv.workloads.conv_operator import ConvOperator
-from tvmconv.workloads.dtypes import ACCUMULATOR
+from tvmconv.workloads.dtypes import ACCUMULATOR, MEAN_TRUNCATION_LOSS, TF32, round_operand
 from tvmconv.workloads.layout import CHANNELS_LAST
 
 EXTERNAL_MODULES = "external_mods"  # attribute of a module: compiled modules that the executable links
@@ -223,6 +224,8 @@ class _ConvReplacer(relax.PyExprMutator):
         site = replacement.site
         if isinstance(site.weight, GenericConst):
             elements = make_weight(site, site.weight.value.numpy(), channels_last=replacement.channels_last)
+            if is_truncating(replacement.workload, replacement.kernel.schedule):  # as the kernel truncates the input
+                elements = round_operand(TF32.name, elements * np.float32(1 + MEAN_TRUNCATION_LOSS))
             return relax.const(elements, str(site.weight.ty.dtype))
         weight = self.visit_expr(site.weight)
         if site.is_scaled:
