@@ -8,7 +8,7 @@ from .tensor_cores import hopper  # noqa: F401
 from .tensor_cores.grouped import fprop as grouped_mma_sync  # noqa: F401  (before `mma_sync`, which is slower there)
 from .tensor_cores import mma_sync  # noqa: F401
 from .tensor_cores import upsample  # noqa: F401
-from .tensor_cores.hopper import tap_columns  # noqa: F401
+from .tensor_cores.hopper import tap_columns, windows  # noqa: F401
 from .tensor_cores.grouped import dgrad as grouped_dgrad_mma_sync, wgrad as grouped_wgrad_mma_sync  # noqa: F401
 from .tensor_cores.depthwise import wgrad as depthwise_wgrad_mma_sync  # noqa: F401
 from .tensor_cores.pointwise import dgrad as pointwise_mma_sync  # noqa: F401

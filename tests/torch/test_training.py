@@ -1,5 +1,6 @@
 """Operators for training: their gradients, the kernels of the table, and what falls back to PyTorch."""
 
+import copy
 import itertools
 from dataclasses import replace
 
@@ -7,15 +8,17 @@ import pytest
 import torch
 from torch.autograd import forward_ad
 from torch.nn import functional as pytorch
+from torch.nn.utils import parametrizations
 from training import build_entries, by_operators, differ, draw_module, in_double, lay_out, run_with_gradients
 
 from tvmconv.errors import ModelError
 from tvmconv.torch import functional as F  # noqa: N812  as PyTorch's is usually named
-from tvmconv.torch import tune
+from tvmconv.torch import training_backend, tune
+from tvmconv.torch.backend import backend
 from tvmconv.torch.conv_call import DGRAD, FORWARD, FORWARD_BIAS, WGRAD
 from tvmconv.torch.conv_operators import convolution, convolution_dgrad, convolution_wgrad
 from tvmconv.torch.kernel_table import table
-from tvmconv.torch.trainable import make_trainable
+from tvmconv.torch.trainable import ROOT_PATH, make_trainable
 
 TOLERANCES = {torch.float32: 1e-5, torch.float16: 3e-3, torch.bfloat16: 2e-2}
 
@@ -232,6 +235,38 @@ def test_kernels_run_in_compiled_graphs(counts):
     wanted = run_with_gradients(in_double(layer), tensors[0].double())
     assert differ(run_with_gradients(trainable, tensors[0], compiled), wanted) < 1e-5
     assert [launcher.count for launcher in counts.values()] == [1, 1, 1]
+
+
+@pytest.mark.parametrize(
+    "normalize", [parametrizations.weight_norm, torch.nn.utils.weight_norm, parametrizations.spectral_norm]
+)
+def test_convolutions_of_computed_weights_are_trainable(normalize):
+    torch.manual_seed(0)
+    layer = normalize(torch.nn.Conv2d(4, 6, 3))
+    trainable = make_trainable(layer)
+    assert all(one is other for one, other in zip(trainable.parameters(), layer.parameters(), strict=True))
+    x = torch.randn(2, 4, 7, 8)
+    layer.eval()  # spectral normalization changes its buffers in training mode
+    trainable.eval()
+    with F.record_calls() as calls:
+        trainable(x.requires_grad_())
+    assert [(each.path, each.needs_wgrad) for each in calls] == [(ROOT_PATH, True)]
+    for one, other in zip(run_with_gradients(trainable, x), run_with_gradients(layer, x), strict=True):
+        assert torch.allclose(one, other, atol=1e-5)
+    if normalize is not torch.nn.utils.weight_norm:  # whose modules PyTorch cannot copy
+        assert differ([copy.deepcopy(trainable)(x)], [layer(x).double()]) < 1e-5
+
+
+def test_products_that_were_compared_before_are_not_compared_again(monkeypatch):
+    found = []
+    monkeypatch.setattr(training_backend, "fill_table", lambda tasks, *_: found.append(tasks) or [])
+    x = torch.randn(2, 4, 7, 8, requires_grad=True)
+    for _ in range(2):
+        torch._dynamo.reset()
+        layer = torch.nn.Conv2d(4, 6, 3)
+        torch.compile(layer, backend=backend, options={"fallback_backend": "eager"})(x)
+        table.compared.update((task.product, task.call) for task in found[-1])
+    assert [len(tasks) for tasks in found] == [3, 0]
 
 
 def test_a_batch_of_inputs_is_one_larger_convolution():

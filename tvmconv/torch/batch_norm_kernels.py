@@ -3,17 +3,13 @@
 from __future__ import annotations
 
 import functools
-import math
-import struct
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
 
 from tvmconv.arithmetic import ceil_div
-from tvmconv.compiler import nvrtc
 from tvmconv.compiler.executable import LaunchConfig
-from tvmconv.devices.cuda.function import CudaFunction
 from tvmconv.torch.batch_norm_source import (
     COMBINED_CHANNELS,
     COMBINING_THREADS,
@@ -22,13 +18,11 @@ from tvmconv.torch.batch_norm_source import (
     make_source,
 )
 from tvmconv.torch.conv_call import KERNEL_DTYPES
-from tvmconv.torch.launch import make_context_current
+from tvmconv.torch.source_kernels import SourceKernels, count_vector_elements
 
-VECTOR_BYTES = 16  # largest access of a thread
 MAX_COLUMNS = 32  # threads of a CTA with different channels: 512 contiguous bytes of a row
 # CTAs per multiprocessor of the kernels that read the arrays, as far as their registers suffice.
 STATS_CTAS, APPLY_CTAS, GRADIENT_CTAS = 4, 3, 2
-MIN_PDL_CAPABILITY = (9, 0)  # of GPUs on which a kernel starts while the previous one ends
 
 
 @dataclass(frozen=True)
@@ -70,7 +64,7 @@ class _Grid:
 
 def compute_stats(x: torch.Tensor) -> torch.Tensor:
     """Return mean and biased variance of each channel, of shape (2, channels), in float32."""
-    vector = _count_vector_elements(x)
+    vector = count_vector_elements(x.shape[1], x)
     kernels = _load_kernels(x.device, x.dtype, "", vector, False, False)
     grid = _Grid.for_tensor(x, vector, STATS_CTAS)
     stats = torch.empty(2, grid.channels, dtype=torch.float32, device=x.device)
@@ -91,7 +85,7 @@ def apply(
     activation: str,
 ) -> torch.Tensor:
     """Return activation(normalized x + residual)."""
-    vector = _count_vector_elements(x, residual)
+    vector = count_vector_elements(x.shape[1], x, residual)
     kernels = _load_kernels(x.device, x.dtype, activation, vector, residual is not None, False)
     grid, z = _Grid.for_tensor(x, vector, APPLY_CTAS), torch.empty_like(x)
     kernels.launch("apply", grid.launch, [x, residual, z, stats, weight, bias, grid.rows, grid.channels, eps])
@@ -120,7 +114,7 @@ def differentiate(
         eps: Summand of the variance.
         activation: Name of the activation.
     """
-    vector = _count_vector_elements(x, residual, *gradients)
+    vector = count_vector_elements(x.shape[1], x, residual, *gradients)
     kernels = _load_kernels(x.device, x.dtype, activation, vector, residual is not None, len(gradients) > 1)
     grid, dx = _Grid.for_tensor(x, vector, GRADIENT_CTAS), torch.empty_like(x)
     dresidual = None if residual is None else torch.empty_like(x)
@@ -137,49 +131,12 @@ def differentiate(
     return dx, parameter_gradients, dresidual
 
 
-def _count_vector_elements(*tensors: torch.Tensor | None) -> int:
-    """Return the elements of the largest access that divides the channels and suits the addresses of all tensors."""
-    found = [tensor for tensor in tensors if tensor is not None]
-    itemsize = found[0].element_size()
-    nbytes = math.gcd(VECTOR_BYTES, found[0].shape[1] * itemsize, *(tensor.data_ptr() for tensor in found))
-    return max(1, nbytes // itemsize)
-
-
-class _Kernels:
-    """The loaded kernels of one source."""
-
-    def __init__(self, device: torch.device, cubin: nvrtc.Cubin) -> None:
-        self._device = device
-        self._functions = {name: CudaFunction(cubin.image, name) for name in cubin.kernels}
-        self._uses_pdl = torch.cuda.get_device_capability(device) >= MIN_PDL_CAPABILITY
-
-    def launch(self, name: str, shape: LaunchConfig, parameters: Sequence[torch.Tensor | int | float | None]) -> None:
-        """Queue a kernel on the current stream."""
-        stream = torch.cuda.current_stream(self._device).cuda_stream
-        with torch.cuda.device(self._device):
-            make_context_current(torch.cuda.current_device())
-            values = [_encode(parameter) for parameter in parameters]
-            self._functions[name].prepare_launch(shape, values, stream, use_pdl=self._uses_pdl)()
-
-
 @functools.cache
 def _load_kernels(
     device: torch.device, dtype: torch.dtype, activation: str, vector: int, has_residual: bool, has_second: bool
-) -> _Kernels:
+) -> SourceKernels:
     """Return the kernels on a device; they must not be loaded during a graph capture."""
     source = make_source(
         KERNEL_DTYPES[dtype], activation, vector=vector, has_residual=has_residual, has_second=has_second
     )
-    major, minor = torch.cuda.get_device_capability(device)
-    with torch.cuda.device(device):
-        make_context_current(torch.cuda.current_device())
-        return _Kernels(device, nvrtc.compile_cubin(source, f"sm_{major}{minor}"))
-
-
-def _encode(parameter: torch.Tensor | int | float | None) -> int:
-    """Return the bits of a parameter: an address, an integer or a float32 number."""
-    if isinstance(parameter, torch.Tensor):
-        return parameter.data_ptr()
-    if isinstance(parameter, float):
-        return int.from_bytes(struct.pack("<f", parameter), "little")
-    return parameter or 0
+    return SourceKernels(source, device)

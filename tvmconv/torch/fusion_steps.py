@@ -14,6 +14,7 @@ from tvmconv.torch.activation_match import list_value_readers, match_activation
 from tvmconv.torch.channel_affine import match_affine
 from tvmconv.torch.conv_site import ConvSite, Metadata
 from tvmconv.torch.graph_constants import ConstantFinder, GraphConstant
+from tvmconv.torch.group_norm_layer import FusedNorm
 from tvmconv.torch.metadata_readers import is_metadata_reader
 from tvmconv.torch.report import NO_KERNEL
 
@@ -185,7 +186,8 @@ def is_in_place_write(node: fx.Node, modules: Mapping[str, Any]) -> bool:
     """Return whether a node may write to an existing tensor."""
     if node.op == "call_module":
         module = modules[str(node.target)]
-        return bool(getattr(module, "inplace", False)) or not type(module).__module__.startswith("torch.nn")
+        is_known = isinstance(module, FusedNorm) or type(module).__module__.startswith("torch.nn")
+        return bool(getattr(module, "inplace", False)) or not is_known
     if node.op == "call_method":
         return str(node.target).endswith("_")
     if node.op != "call_function":

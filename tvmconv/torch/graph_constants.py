@@ -98,6 +98,17 @@ class GraphConstant:
         """Whether the value is an attribute of a module, or a given tensor, without any computation."""
         return len(self._steps) == 1 and self._steps[0].op in ("get_attr", "tensor")
 
+    @property
+    def is_number(self) -> bool:
+        """Whether the value is a given number."""
+        return len(self._steps) == 1 and self._steps[0].op == "tensor"
+
+    @property
+    def attribute(self) -> tuple[torch.nn.Module, str] | None:
+        """The module and the name of the attribute that the value is; None for any other value."""
+        (step, *others) = self._steps
+        return None if others or step.op != "get_attr" else (step.owner, step.target)
+
 
 class ConstantFinder:
     """A finder of the constants of a graph.

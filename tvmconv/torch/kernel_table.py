@@ -74,6 +74,7 @@ class KernelTable:
     def __init__(self) -> None:
         self._entries: dict[tuple[str, ConvCall], TableEntry] = {}
         self.calls: set[ConvCall] = set()  # calls of which at least one product has a kernel
+        self.compared: set[tuple[str, ConvCall]] = set()  # products whose kernels were compared with PyTorch
         self.recorded: list[RecordedCall] | None = None  # None while nothing is recorded
 
     def find(self, product: str, call: ConvCall) -> TableEntry | None:
@@ -95,6 +96,7 @@ class KernelTable:
         """Have PyTorch compute everything."""
         self._entries.clear()
         self.calls.clear()
+        self.compared.clear()
 
     @contextlib.contextmanager
     def record(self) -> Iterator[list[RecordedCall]]:

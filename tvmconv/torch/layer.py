@@ -14,6 +14,7 @@ import torch
 from torch.nn import functional
 
 from tvmconv.torch.channel_affine import count_output_channels, fold_affine, list_affine_sources
+from tvmconv.torch.concatenation import make_dense
 from tvmconv.torch.conv_source import list_conv_sources, list_watched_modules
 from tvmconv.torch.graph_constants import GraphConstant
 from tvmconv.torch.operator import conv as operator
@@ -132,9 +133,9 @@ class TunedConv(torch.nn.Module):
         if x.dtype is not dtype:  # autocast would convert it too
             x = x.to(dtype)
         # A compiler can fuse this conversion into the producer of x; the operator alone could not.
-        x = lay_out(x, packed.input_layout)
+        x = make_dense(x, packed.input_layout)
         if add is not None:
-            add = lay_out(add, packed.output_layout)
+            add = make_dense(add, packed.output_layout)
         weight, bias, slope = (self._buffers[name] for name in packed.names)
         if slope is None:
             return operator(x, weight, bias, add, kernel)

@@ -18,6 +18,7 @@ from torch.utils._pytree import tree_leaves, tree_map_only
 
 from tvmconv.torch.conv_site import TensorMetadata
 from tvmconv.torch.conv_source import bind_conv_arguments
+from tvmconv.torch.group_norm_layer import FusedNorm
 from tvmconv.torch.partition import are_equal
 from tvmconv.torch.shape_recorder import ShapeRecorder, find_storage
 from tvmconv.torch.signature import find_layout, lay_out
@@ -170,7 +171,8 @@ class LayoutRecorder(ShapeRecorder):
         module = self.fetch_attr(str(n.target)) if n.op == "call_module" else None
         if module is None:
             return False
-        return type(module).__module__.partition(".")[0] == "torch" and not has_hooks(module)
+        is_known = isinstance(module, FusedNorm) or type(module).__module__.partition(".")[0] == "torch"
+        return is_known and not has_hooks(module)
 
     def _follows(self, result: Any, other_result: Any, own_layout: str) -> bool:
         """Return whether results in both layouts are equal, and images among them have the layout of the inputs."""

@@ -24,6 +24,7 @@ from tvmconv.torch.accuracy import compute_relative_error
 from tvmconv.torch.conv_source import copy_model
 from tvmconv.torch.device_match import find_common_device, find_device_for
 from tvmconv.torch.fusion import ConvSite, match_convolutions
+from tvmconv.torch.group_norm_fusion import NormFuser
 from tvmconv.torch.kernels import KernelProvider
 from tvmconv.torch.layer_search import find_layer_kernels
 from tvmconv.torch.layout_plan import LayoutCosts, LayoutPlanner
@@ -52,7 +53,7 @@ CPU_MODEL_WARNING = (
     "the model is on the CPU, where PyTorch is mostly faster: the search will most likely leave all layers to PyTorch; "
     'choose="tuned" (--all) uses tvmconv\'s kernels'
 )
-PLANNING_FRACTION = 0.1  # of the time until the deadline, for timings that decide about layouts
+PLANNING_FRACTION = 0.1  # of the time until the deadline, for timings that decide about layouts, or normalizations
 COMPARISON_FRACTION = 0.15  # of the time after calibration, for the comparison of 8-bit kernels
 NUM_TIMING_CALLS = 12  # approximate number of calls in one timing of a model
 
@@ -247,6 +248,10 @@ def _optimize_on_device(
             whole_seconds = time.monotonic() - started_at
             if whole_seconds < pytorch_seconds:  # the cache had the time of an earlier call
                 whole_seconds = NUM_TIMING_CALLS * pytorch_seconds
+            norm_fuser = make_norm_fuser(timing_cache, choose, deadline)
+            if not (is_quantized or quantization) and (torch_device.type == "cuda" or choose == "tuned"):
+                with use_cudnn_heuristics():
+                    norm_fuser.fuse(optimized, partitions, example)
             planner: LayoutPlanner | None = None
             if [partition.module for partition in partitions] == [optimized] and not is_quantized:
                 planner = make_planner(provider, timing_cache, deadline)
@@ -255,7 +260,7 @@ def _optimize_on_device(
                 notes = _set_fastest_format(optimized, torch_device, example, expected)
             with use_cudnn_heuristics():
                 sites = _match_convolutions(optimized, partitions, example, expected, planner)
-            notes += [*(planner.describe() if planner else []), OTHER_INPUTS_NOTE]
+            notes += [*norm_fuser.describe(), *(planner.describe() if planner else []), OTHER_INPUTS_NOTE]
             counts = count_workloads(sites)
             end_deadline = selection_deadline = deadline and deadline.shift_earlier(whole_seconds)
             quantizer: GraphQuantizer | None = None
@@ -281,6 +286,9 @@ def _optimize_on_device(
         layer_reports = kernel_selector.select_all(sites, counts)
         if planner:
             planner.restore_weights(only_of_kernels=True)
+        for layer, digest in norm_fuser.layers:
+            kernel_selector.note_tuned(layer, digest)
+        layer_reports = (*layer_reports, *norm_fuser.reports)
         report = Report(layer_reports, pytorch_seconds=pytorch_seconds, notes=tuple(notes))
         if quantizer:
             report = quantize_with_kernels(
@@ -301,6 +309,15 @@ def _load_schedules() -> None:
     """Load the schedules, which import TVM, before they are needed."""
     with contextlib.suppress(Error):  # the search raises it again
         registry.schedules()
+
+
+def make_norm_fuser(timing_cache: TimingCache, choose: ChooseMode, deadline: Deadline | None) -> NormFuser:
+    """Return what replaces normalizations, which takes a small part of the time until the deadline."""
+    fusing_deadline = Deadline()
+    if deadline:
+        fusing_deadline = deadline.shift_earlier((1 - PLANNING_FRACTION) * deadline.remaining_seconds)
+    time_call = timing_cache.get_seconds if choose == "fastest" else None
+    return NormFuser(time_call, lambda: not fusing_deadline.has_passed)
 
 
 def make_planner(provider: KernelProvider, timing_cache: TimingCache, deadline: Deadline | None) -> LayoutPlanner:

@@ -148,6 +148,7 @@ class ProductSelector:
         if not task.tvmconv_seconds:  # nothing was compared, so that an earlier selection is still valid
             task.entry = table.find(task.product, task.call)
             return
+        table.compared.add((task.product, task.call))
         if task.entry is None:
             table.remove(task.product, task.call)
         else:

@@ -17,11 +17,11 @@ WHOLE_MODEL = "the whole model"
 
 @dataclass(frozen=True)
 class LayerReport:
-    """The report of one convolution and the operations that follow it.
+    """The report of one convolution or normalization, and the operations that follow it.
 
     Attributes:
-        path: Path of the convolution's module in the model.
-        workload: Text of the workload, epilogue included; "" if there is no such workload.
+        path: Path of the module in the model.
+        workload: Text of the workload, epilogue included; "" if there is no such workload, or for a normalization.
         implementation: Schedule of the kernel that runs, or `PYTORCH_NAME`.
         reason: Reason why PyTorch runs the layer.
         pytorch_seconds: Seconds with PyTorch; None if it was not timed.
@@ -67,7 +67,7 @@ class Report:
     """The report of an optimized model.
 
     Attributes:
-        lines: One report per convolution.
+        lines: One report per convolution, and per group or instance normalization that was compared.
         pytorch_seconds: Seconds of the whole model with PyTorch; None if it was not timed.
         tvmconv_seconds: Seconds of the optimized model; None if it was not timed.
         difference: Largest relative L2 difference of the outputs for the example from PyTorch's; None if no output is a
@@ -90,7 +90,7 @@ class Report:
 
     @property
     def table(self) -> Table:
-        """Table with one row per convolution and the whole model in the last row."""
+        """Table with one row per layer and the whole model in the last row."""
         headers = ("layer", "before", "workload", "runs", "PyTorch [µs]", "tvmconv [µs]", "× PyTorch", "config, or why")
         whole = LayerReport(WHOLE_MODEL, "", EMPTY_CELL, "", self.pytorch_seconds, self.tvmconv_seconds)
         rows = [

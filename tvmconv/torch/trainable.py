@@ -14,6 +14,7 @@ from typing import Any
 import torch
 from torch import nn
 from torch.nn import functional
+from torch.nn.utils import parametrize
 
 from tvmconv.errors import translate_to_model_error
 from tvmconv.torch.functional import convolve, convolve_with_stats
@@ -22,6 +23,7 @@ from tvmconv.torch.normalization import BATCH_NORM_TYPES, attach_source
 
 ROOT_PATH = "(itself)"  # path of a model that is itself a convolution
 ZEROS = "zeros"  # padding mode that the operators compute
+TYPE_ATTRIBUTES = ("__dict__", "__weakref__")  # attributes of a class that Python makes for each
 NOT_RUN_REASON = "it did not run on the example, or not by a kernel's dtype and shape"
 SUBCLASS_REASON = "a subclass of PyTorch's convolution"
 
@@ -148,12 +150,14 @@ def make_trainable(model: nn.Module) -> nn.Module:
 
     Raises ModelError if the model cannot be copied.
     """
-    shared: dict[int, Any] = {id(tensor): tensor for tensor in (*model.parameters(), *model.buffers())}
+    # Weight normalization by a hook computes the weight as an attribute, which PyTorch cannot copy.
+    computed = [each for module in model.modules() for each in vars(module).values() if _is_computed(each)]
+    shared: dict[int, Any] = {id(tensor): tensor for tensor in (*model.parameters(), *model.buffers(), *computed)}
     with translate_to_model_error("the model cannot be copied"):
         model_copy = copy.deepcopy(model, shared)
     replaced: dict[int, Any] = {}  # by the identity of the module, which may have several names
     for module in model_copy.modules():
-        if layer_type := (TRAINABLE_TYPES | BATCH_NORM_TYPES).get(type(module)):
+        if layer_type := (TRAINABLE_TYPES | BATCH_NORM_TYPES).get(parametrize.type_before_parametrizations(module)):
             replaced[id(module)] = _make_trainable_layer(module, layer_type)
     trainable: nn.Module = replaced.get(id(model_copy), model_copy)
     for module in list(trainable.modules()):
@@ -168,9 +172,16 @@ def make_trainable(model: nn.Module) -> nn.Module:
 
 def _make_trainable_layer(module: nn.Module, layer_type: Any) -> Any:
     """Return a trainable layer with the attributes of a module, hooks included."""
+    if parametrize.is_parametrized(module):  # its weight is a property of a class of its own
+        own_attributes = {name: value for name, value in vars(type(module)).items() if name not in TYPE_ATTRIBUTES}
+        layer_type = type(type(module).__name__, (layer_type,), own_attributes)
     layer = layer_type.__new__(layer_type)
     layer.__dict__.update(module.__dict__)
     return layer
+
+
+def _is_computed(value: Any) -> bool:
+    return isinstance(value, torch.Tensor) and not value.is_leaf
 
 
 def list_layers(model: nn.Module) -> dict[str, Any]:

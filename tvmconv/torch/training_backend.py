@@ -85,6 +85,8 @@ def insert_operators(
         for each in calls
     ]
     tasks = collect_tasks(calls)
+    if deadline is None:  # what `optimize` or another graph compared before needs no second comparison
+        tasks = [task for task in tasks if (task.product, task.call) not in table.compared]
     with torch.no_grad():
         notes = fill_table(tasks, provider, choose, deadline)
     _logger.info("%s", TrainingReport(make_reports(tasks), notes=tuple(notes)))

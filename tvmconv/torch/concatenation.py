@@ -1,0 +1,178 @@
+"""The operator `tvmconv::concatenate`: images joined along their channels, and dense copies of views of images.
+
+In either layout, an image is an array of rows with a constant distance: channels first, the elements of one sample, and
+channels last, the channels of one pixel. Views of some of the channels are such arrays, too. The kernel copies rows to
+rows in accesses of up to 16 bytes, whatever the data type. PyTorch's kernels do so only for contiguous tensors.
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from tvmconv.arithmetic import ceil_div
+from tvmconv.compiler.executable import LaunchConfig
+from tvmconv.torch.conv_call import KERNEL_DTYPES
+from tvmconv.torch.operator import NAMESPACE
+from tvmconv.torch.signature import compute_strides, find_layout, lay_out
+from tvmconv.torch.source_kernels import VECTOR_BYTES, SourceKernels
+from tvmconv.workloads.layout import CHANNELS_LAST, UNIFORM_LAYOUTS
+
+MAX_INPUTS = 8
+MAX_VECTORS = 1 << 31  # of the result
+THREADS, VECTORS_IN_FLIGHT = 256, 4  # threads of a CTA, and vectors that a thread loads before it stores
+VECTOR_TYPES = {16: "uint4", 8: "uint2", 4: "unsigned", 2: "unsigned short", 1: "unsigned char"}  # by bytes
+SOURCE = """
+extern "C" __global__ void __launch_bounds__(THREADS)
+concatenate(Vector* z, unsigned total, unsigned width, PARAMETERS) {
+#if __CUDA_ARCH__ >= 900
+  asm volatile("griddepcontrol.wait;" ::: "memory");
+  asm volatile("griddepcontrol.launch_dependents;");
+#endif
+  unsigned first = blockIdx.x * (THREADS * VECTORS_IN_FLIGHT) + threadIdx.x;
+  Vector vectors[VECTORS_IN_FLIGHT];
+#pragma unroll
+  for (int j = 0; j < VECTORS_IN_FLIGHT; ++j) {
+    unsigned index = min(first + j * THREADS, total - 1), row = index / width, column = index % width;
+    const Vector* x = x0;
+    unsigned begin = 0, pitch = pitch0;
+    SELECT
+    vectors[j] = x[(size_t)row * pitch + column - begin];
+  }
+#pragma unroll
+  for (int j = 0; j < VECTORS_IN_FLIGHT; ++j)
+    if (first + j * THREADS < total) z[first + j * THREADS] = vectors[j];
+}
+"""
+
+_library = torch.library.Library(NAMESPACE, "FRAGMENT")
+_library.define("concatenate(Tensor[] xs) -> Tensor", tags=(torch.Tag.pt2_compliant_tag,))
+concatenate = torch.ops.tvmconv.concatenate.default
+
+
+@dataclass(frozen=True)
+class _Rows:
+    """Rows of elements in memory with a constant distance."""
+
+    count: int
+    width: int
+    pitch: int
+
+
+def _find_rows(x: Any, layout: str) -> _Rows | None:
+    """Return the rows of a tensor (N, C, space), or of its metadata, in a layout; None if it has none."""
+    is_last = layout == CHANNELS_LAST
+    shape, stride = [*x.shape], [*(x.stride() if isinstance(x, torch.Tensor) else x.stride)]
+    if is_last:
+        shape, stride = [shape[0], *shape[2:], shape[1]], [stride[0], *stride[2:], stride[1]]
+    num_outer = len(shape) - 1 if is_last else 1
+    expected = 1
+    for size, found in zip(shape[: num_outer - 1 : -1], stride[: num_outer - 1 : -1], strict=True):
+        if size > 1 and found != expected:
+            return None
+        expected *= size
+    outer = [(size, found) for size, found in zip(shape[:num_outer], stride[:num_outer], strict=True) if size > 1]
+    pitch = outer[-1][1] if outer else expected
+    distance = pitch
+    for size, found in reversed(outer):
+        if found != distance or pitch < expected:
+            return None
+        distance *= size
+    return _Rows(math.prod(shape[:num_outer]), expected, pitch)
+
+
+def find_common_layout(xs: Sequence[Any]) -> str | None:
+    """Return the layout in which all tensors, or their metadata, are rows; None if there is none.
+
+    It is channels first if they are rows in both.
+    """
+    found = (layout for layout in UNIFORM_LAYOUTS if all(_find_rows(x, layout) for x in xs))
+    return next(found, None)
+
+
+def make_dense(x: torch.Tensor, layout: str) -> torch.Tensor:
+    """Return a tensor in a uniform layout, as `lay_out` does; a view of some channels is copied by the kernel."""
+    is_known = x.is_cuda and x.dim() > 2 and x.dtype in KERNEL_DTYPES and not torch.compiler.is_compiling()
+    if not is_known or find_layout(x.shape, x.stride()) or find_common_layout([x]) != layout:
+        return lay_out(x, layout)
+    copy: torch.Tensor = concatenate([x])
+    return lay_out(copy, layout)
+
+
+def _allocate(xs: Sequence[torch.Tensor], layout: str) -> torch.Tensor:
+    shape = [xs[0].shape[0], sum(x.shape[1] for x in xs), *xs[0].shape[2:]]
+    return xs[0].new_empty_strided(shape, compute_strides(shape, layout))
+
+
+def _run_by_pytorch(xs: Sequence[torch.Tensor]) -> torch.Tensor:
+    """Return the concatenation by PyTorch, in the layout of the inputs if they have a common one."""
+    layout, z = find_common_layout(xs), torch.cat([*xs], 1)
+    return z if layout is None else _allocate(xs, layout).copy_(z)
+
+
+def _run_on_gpu(xs: Sequence[torch.Tensor]) -> torch.Tensor:
+    layout = find_common_layout(xs)
+    if layout is None or len(xs) > MAX_INPUTS:
+        return _run_by_pytorch(xs)
+    z = _allocate(xs, layout)
+    itemsize = z.element_size()
+    known = [each for x in xs if (each := _find_rows(x, layout))]
+    sizes = [size * itemsize for each in known for size in (each.width, each.pitch)]
+    vector_bytes = math.gcd(VECTOR_BYTES, *sizes, *(x.data_ptr() for x in (*xs, z)))
+    total = z.numel() * itemsize // vector_bytes
+    if not 0 < total < MAX_VECTORS:
+        return _run_by_pytorch(xs)
+    ends, end = list[int](), 0
+    for each in known:
+        end += each.width * itemsize // vector_bytes
+        ends.append(end)
+    pitches = [each.pitch * itemsize // vector_bytes for each in known]
+    kernels = _load_kernels(z.device, vector_bytes, len(xs))
+    launch = LaunchConfig((ceil_div(total, THREADS * VECTORS_IN_FLIGHT), 1, 1), (THREADS, 1, 1))
+    kernels.launch("concatenate", launch, [z, total, end, *xs, *ends, *pitches])
+    return z
+
+
+@functools.cache
+def _load_kernels(device: torch.device, vector_bytes: int, num_inputs: int) -> SourceKernels:
+    """Return the kernel on a device; it must not be loaded during a graph capture."""
+    return SourceKernels(make_source(vector_bytes, num_inputs), device)
+
+
+def make_source(vector_bytes: int, num_inputs: int) -> str:
+    """Return the source of the kernel for a number of inputs."""
+    numbers = range(num_inputs)
+    parameters = [f"const Vector* x{number}" for number in numbers]
+    parameters += [f"unsigned {name}{number}" for name in ("end", "pitch") for number in numbers]
+    choices = [
+        f"if (column >= end{number - 1}) {{ x = x{number}; begin = end{number - 1}; pitch = pitch{number}; }}\n    "
+        for number in numbers[1:]
+    ]
+    source = SOURCE.replace("PARAMETERS", ", ".join(parameters)).replace("SELECT", "".join(choices))
+    defines = {"THREADS": THREADS, "VECTORS_IN_FLIGHT": VECTORS_IN_FLIGHT}
+    lines = [f"#define {name} {value}\n" for name, value in defines.items()]
+    return "".join(lines) + f"typedef {VECTOR_TYPES[vector_bytes]} Vector;\n" + source
+
+
+def _make_fake(xs: Sequence[torch.Tensor]) -> torch.Tensor:
+    layout = find_common_layout(xs)
+    return torch.cat([*xs], 1) if layout is None else _allocate(xs, layout)
+
+
+def _set_up(ctx: Any, inputs: Sequence[Any], output: torch.Tensor) -> None:
+    ctx.sizes = [x.shape[1] for x in inputs[0]]
+
+
+def _differentiate(ctx: Any, dz: torch.Tensor) -> list[torch.Tensor]:
+    return [*dz.split(ctx.sizes, 1)]
+
+
+_library.impl("concatenate", _run_by_pytorch, "CPU")
+_library.impl("concatenate", _run_on_gpu, "CUDA")
+torch.library.register_fake(f"{NAMESPACE}::concatenate", _make_fake, lib=_library)
+torch.library.register_autograd(f"{NAMESPACE}::concatenate", _differentiate, setup_context=_set_up, lib=_library)
