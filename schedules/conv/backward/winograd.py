@@ -7,7 +7,7 @@ each step of a training, so that their transform is part of the time of each lau
 from __future__ import annotations
 
 import functools
-from typing import cast
+from typing import Any, cast
 
 from tvm import te
 from tvm.s_tir import Schedule
@@ -23,6 +23,18 @@ from ..winograd import knobs
 from ..winograd.schedule import schedule_stages
 from ..winograd.te_stages import declare_outputs
 
+# Tiles of the product with which a search starts: (virtual thread, thread, local) of channels and of tiles, channels of
+# a step, slices of the reduction and pipeline. They are the best predictions for forward layers on an H200.
+MAX_STARTING_OUTPUT_TILE = 4
+STARTING_TILES = (
+    ((1, 8, 8), (2, 16, 4), 8, 1, "async2"),
+    ((1, 8, 8), (1, 4, 4), 16, 1, "async2"),
+    ((1, 8, 8), (1, 4, 4), 8, 2, "async4"),
+    ((1, 4, 8), (2, 16, 4), 8, 1, "async3"),
+    ((1, 8, 8), (1, 4, 4), 8, 4, "async4"),
+    ((1, 2, 8), (2, 16, 4), 8, 1, "async3"),
+)
+
 
 def view_as_convolution(w: InputGradient) -> Conv2d:
     """Return the convolution of dY."""
@@ -34,12 +46,29 @@ def is_supported(w: InputGradient) -> bool:
     return w.direct_convolution is not None and knobs.is_supported(view_as_convolution(w))
 
 
+def list_starting_configs(w: InputGradient) -> list[dict[str, Any]]:
+    """Return the configs with which a search starts; it leaves out those that are not legal."""
+    output_tile = max(m for m in knobs.list_output_tile_sizes(view_as_convolution(w)) if m <= MAX_STARTING_OUTPUT_TILE)
+    fixed = {
+        "output_tile": output_tile,
+        "tile_b": (-1, 1, 1, 1),
+        "auto_unroll_max_step": 1500,
+        "unroll_explicit": 0,
+        "copy_order": "vectorized",
+    }
+    return [
+        {**fixed, "tile_y": (-1, *y), "tile_x": (-1, *x), "tile_rc": (-1, rc), "sliced_k": slices, "pipeline": pipeline}
+        for y, x, rc, slices, pipeline in STARTING_TILES
+    ]
+
+
 @schedule(
     "conv2d_dgrad",
     dtypes=FLOAT_DTYPES,
     usage=lambda w, columns: knobs.compute_usage(view_as_convolution(w), columns),
     condition=is_supported,
     search_if=lambda w: knobs.is_promising(view_as_convolution(w)),
+    starting_configs=list_starting_configs,
     estimate_seconds=lambda w: knobs.estimate_seconds(view_as_convolution(w)),
 )
 def winograd(s: Schedule, w: InputGradient, k: Knobs) -> Schedule:

@@ -35,6 +35,7 @@ from ..tile_config import combine_overlapping
 MIN_CHANNELS = 8  # of dX and of dY in each group
 STARTING_TILES = 8  # configs with which a search starts besides the default, each of another tile
 MAX_REGISTERS, OVERHEAD_REGISTERS = 216, 56  # per thread; with more, ptxas spilled some
+MAX_FMAS_PER_K_TILE = 2048  # with more, compilation takes several seconds
 TILE_CYCLES = 120  # of the barrier and the addresses of a K tile
 WORKSPACE_BYTES_PER_CYCLE = 2500  # of the second kernel of a split reduction, for the whole GPU
 
@@ -78,7 +79,8 @@ def list_starting_configs(w: InputGradient) -> list[dict[str, Any]]:
     configs = list_candidates(shape.itemsize, shape.spatial_ndim)
     is_allowed = configs.has_k_tile_in_each_part(shape) & ((configs.split_k == 1) | (conv is not None))
     is_allowed &= (estimate_registers(configs) <= MAX_REGISTERS) & (configs.num_threads >= SCHEDULERS * WARP_SIZE)
-    configs = configs.filter(is_allowed)
+    fmas_per_k_tile = configs.num_accumulators * configs.block_k // configs.warps_k  # of a thread, which are unrolled
+    configs = configs.filter(is_allowed & (fmas_per_k_tile <= MAX_FMAS_PER_K_TILE))
     estimates = estimate_cycles(configs, shape)
     order = np.argsort(estimates, kind="stable")
     _, first_of_tile = np.unique((configs.block_m << 16 | configs.block_n)[order], return_index=True)
