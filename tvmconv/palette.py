@@ -45,6 +45,7 @@ STYLES = {
     "hopper": SeriesStyle("#cc6677", "D"),
     "stem": SeriesStyle("#ddaa33", "v"),
     "kn2row_hopper": SeriesStyle("#cc6677", "X"),
+    "window_hopper": SeriesStyle("#cc6677", "^"),
     "upsample_hopper": SeriesStyle("#cc6677", "s"),
     "upsample_mma_sync": SeriesStyle("#661100", "D"),
     # Filters are never in a chart with convolutions.

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from tvmconv.benchmarks.layer_table import make_layer_table
-from tvmconv.benchmarks.torch_table import make_layout_table
+from tvmconv.benchmarks.torch_table import make_layout_table, make_quantized_table, make_torch_models_table
 from tvmconv.experiments.sweep import Sweep
 
 ROOT = Path(__file__).parents[2]
@@ -61,6 +61,17 @@ def test_memory_formats_of_a_network_share_a_line():
     (line,) = make_layout_table(results).rows
     assert line[-2:] == ("2.00", "0.500")
     assert make_layout_table(results[:1]).rows[0][-2:] == ("2.00", "—")
+
+
+def test_quantized_networks_are_compared_with_those_in_their_own_precision():
+    graphs = {"PyTorch": 4.0, "PyTorch, contiguous": 3.0, "tvmconv": 2.0, "tvmconv, i8": 1.0}
+    timed = [{"name": name, "graph": each, "error": 0.1, "made": 9.0} for name, each in graphs.items()]
+    result = {"network": "x", "dtype": "f16", "batch": 1, "timed": timed}
+    result["layers in i8"] = [{"workload": "w,f16,nhwc"}, {"workload": "w,i8,nhwc"}]
+    rows = make_quantized_table([result]).rows
+    assert [row[1] for row in rows] == ["f16, PyTorch", "f16", "i8"]
+    assert [row[4:7] for row in rows[1:]] == [("1.50", "1.00", "—"), ("3.00", "2.00", "1 of 2")]
+    assert make_torch_models_table([result]).rows[0][7] == "1.50"  # without quantized networks
 
 
 def test_a_layer_table_needs_tuned_kernels(bench, capsys):

@@ -76,3 +76,18 @@ def test_a_summary_goes_between_the_markers_of_a_page(measured, tmp_path):
 def test_workloads_are_needed_in_one_line(capsys):
     assert cli.main(["counters", "--stalls"]) == 2
     assert "--stalls needs at least one workload" in capsys.readouterr().err
+
+
+def test_the_kernel_of_a_log_is_measured_alone(monkeypatch, tmp_path, capsys):
+    log = tmp_path / "log.jsonl"
+    kernel = tc.build(SMALL, "tiling", arch="sm_90")
+    log.write_text(
+        tc.Record(kernel.workload, "tiling", kernel.config, (1e-6,), target="cuda -arch=sm_90").line() + "\n"
+    )
+    monkeypatch.setattr(ncu, "profile_command", lambda command, metrics: iter([READ]))
+    words = ["counters", SMALL, "--stalls", "--schedules", "tuned", "--device", "sm_90"]
+    assert cli.main([*words, "--log", str(log), "-o", str(tmp_path)]) == 0
+    (row,) = json.loads((tmp_path / "conv2d-counters.json").read_text())["kernels"]
+    assert row["schedule"] == "tuned"
+    assert cli.main(words) == 2
+    assert "--schedules tuned needs --log" in capsys.readouterr().err

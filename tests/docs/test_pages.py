@@ -101,6 +101,8 @@ def command_of(section, page, folder):
     if section == "layouts":
         (measured,) = recorded("*/layouts/layouts.json")
         return ["bench", "layouts", LOGS / "channels-first-layers.json", "--measured-only", "-o", measured.parent]
+    if section == "torch-quantized":
+        return ["bench", "torch-table", *recorded("*/eight-bits/torch-*.json.gz"), "--quantized"]
     if section == "torch-training":
         return ["bench", "torch-training-table", *recorded("*/torch-training/*.gz")]
     if section == "relax-models":

@@ -1,4 +1,5 @@
 import json
+import time
 from dataclasses import replace
 
 import numpy as np
@@ -7,6 +8,7 @@ import pytest
 from tvmconv import jsonfile, registry
 from tvmconv.baselines.base import REGISTRY, Baseline
 from tvmconv.devices import Arch, Timing
+from tvmconv.devices.power import PowerSample
 from tvmconv.errors import CompileError, DeviceError, KnobError
 from tvmconv.experiments.preparation import list_unsupported_schedules, select_schedules
 from tvmconv.experiments.results import Result
@@ -210,3 +212,23 @@ def test_cudnn_is_the_last_row(gpu):
     row = run_schedules(SMALL, ["default"], device=gpu, baselines=["cudnn"], seconds=0.01).rows[-1]
     assert (row.name, row.verified) == ("cudnn", True)
     assert row.library.startswith("cuDNN")
+
+
+@pytest.mark.usefixtures("libraries")
+def test_each_row_that_has_a_time_has_a_sustained_run(opencl, monkeypatch):
+    def read():
+        return PowerSample(time.monotonic(), 1.5e9, 200.0 * time.monotonic())
+
+    monkeypatch.setattr(type(opencl), "open_sensors", lambda device: read)
+    names = ["missing", "slow"]
+    result = run_schedules(SMALL, ["default"], device=opencl, seconds=0.01, baselines=names, sustained=0.05)
+    runs = {row.name: row.sustained for row in result.rows}
+    assert runs["missing"] is None
+    assert (runs["default"].clock_hz, runs["slow"].clock_hz) == (1.5e9, 1.5e9)
+    assert runs["slow"].seconds == 1.0
+
+
+def test_a_device_without_sensors_is_refused_before_anything_is_built(opencl, monkeypatch):
+    monkeypatch.setattr(Kernel, "verify", lambda *args: pytest.fail("verified"))
+    with pytest.raises(DeviceError, match="no sensors of clock and energy"):
+        run_schedules(SMALL, ["default"], device=opencl, sustained=0.1)

@@ -13,11 +13,13 @@ from tvmconv.benchmarks.networks import (
     make_predictions_table,
     make_slower_layers_table,
 )
+from tvmconv.devices.power import SustainedRun
 from tvmconv.experiments.sweep import Sweep, fill_counts
 from tvmconv.reports import library_comparison
 from tvmconv.reports.charts import SweepInfo
+from tvmconv.reports.limits import compute_limits_info
 from tvmconv.reports.suite import compute_suite_info, format_heading, format_total
-from tvmconv.reports.sweep import compute_chart, draw_chart, format_markdown
+from tvmconv.reports.sweep import compute_chart, draw_chart, format_markdown, write_sweep
 from tvmconv.target import BEST_RATES
 from tvmconv.workloads import Conv, suite
 
@@ -138,6 +140,40 @@ def test_times_are_shares_of_the_limit_of_a_known_device(tuned):
     share = max(flops, nbytes) / 1e9 / 1e-6
     assert float(first["tuned, of the limit"]) == pytest.approx(share, rel=0.01)
     assert float(first["cudnn, of the limit"]) == pytest.approx(share / 8, rel=0.01)
+
+
+@pytest.fixture
+def sustained(tuned):
+    """The two layers on a device with sensors: ours at half the clock of the peaks, cuDNN's at all of it."""
+    peaks = {"peak_flops": 1e9, "peak_bandwidth": 1e12, "peak_clock": 2e9}
+    runs = {"tuned": SustainedRun(2e-6, 1e9, 500.0), "cudnn": SustainedRun(8e-6, 2e9, None)}
+    results = [
+        replace(result, **peaks, rows=tuple(replace(row, sustained=runs.get(row.name)) for row in result.rows))
+        for result in tuned.results
+    ]
+    return replace(tuned, results=results)
+
+
+def test_a_sustained_run_is_a_share_of_the_limit_at_its_clock(sustained):
+    first = library_comparison.make_comparison_table(sustained).list_rows()[0]
+    arithmetic_seconds = sustained.results[0].workload.flops / 1e9
+    assert float(first["tuned, of the limit"]) == pytest.approx(2 * arithmetic_seconds / 2e-6, rel=0.01)
+    assert float(first["cudnn, of the limit"]) == pytest.approx(arithmetic_seconds / 8e-6, rel=0.01)
+    assert (first["tuned [MHz]"], first["tuned [mJ]"]) == ("1000", "1.00")
+    assert (first["cudnn [MHz]"], first["cudnn [mJ]"]) == ("2000", "")
+
+
+def test_clock_and_energy_are_kept_in_files_and_drawn(sustained, tmp_path):
+    write_sweep(sustained, tmp_path)
+    assert Sweep.read(tmp_path / "d2l-tuned.json") == sustained
+    info = compute_limits_info("title", sustained)
+    assert (info.labels, info.millijoules["tuned"]) == (("a", "b"), (1.0, 1.0))
+    assert (tmp_path / "d2l-tuned-limits.png").stat().st_size < LARGEST_PNG
+
+
+def test_without_sensors_there_is_no_chart_of_limits(tuned):
+    results = [replace(each, peak_flops=1e9, peak_bandwidth=1e9) for each in tuned.results]
+    assert compute_limits_info("title", replace(tuned, results=results)) is None
 
 
 def test_slower_layers_and_failures_are_listed(tuned):

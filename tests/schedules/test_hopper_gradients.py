@@ -30,6 +30,20 @@ DGRADS = [
     ("conv2d_dgrad:2x64x9x8,64x32x3x3,s1,p1,g2,tf32,nhwc,drelu", {"block_n": 32}),
 ]
 
+# Rows of dX are padded to 64 pixels, which are not stored.
+PADDED_LINES = [
+    ("conv2d_dgrad:1x64x4x54,32x64x3x3,s1,p1,f16,nhwc", {"block_n": 64, "taps_per_copy": 3}),
+    ("conv2d_dgrad:2x64x3x57,64x32x3x5,s1,p1x2,g2,bf16,nhwc,add", {"block_n": 32, "taps_per_copy": 5, "cluster_m": 2}),
+    ("conv3d_dgrad:1x32x2x3x60,32x32x3x1x3,s1,p1x0x1,f16,nhwc,drelu", {"taps_per_copy": 3, "warpgroups": 2}),
+    ("conv2d_transpose:1x64x3x108,64x32x3x3,s1,p1,f16,nhwc,bias,relu", {"taps_per_copy": 3, "wgmma_m_tiles": 2}),
+    (
+        "conv2d_dgrad:1x32x7x110,32x32x3x3,s1,p1,f16,nhwc",
+        {"taps_per_copy": 3, "kernel_schedule": "pingpong", "warpgroups": 2},
+    ),
+    ("conv2d_dgrad:1x32x4x55,32x32x3x3,s1,p1,tf32,nhwc", {"block_n": 32, "taps_per_copy": 3}),
+    ("conv2d:1x64x4x54,32x64x3x3,s1,p1,f16,nhwc,bias,add,relu", {"block_n": 32, "taps_per_copy": 3}),
+]
+
 STRIDED = [
     ("conv2d_dgrad:2x32x9x9,48x32x3x3,s2,p1,f16,nhwc", {"block_n": 32, "cluster_m": 2}),
     ("conv2d_dgrad:2x32x9x9,48x32x3x3,s2,p1,f16,nhwc", {"block_n": 32, "split_k": 3}),
@@ -76,7 +90,7 @@ SMALL_WGRAD = {name: value for name, value in SMALL.items() if name != "split_k"
 
 
 @pytest.mark.sample(1)
-@pytest.mark.parametrize(("text", "config"), [*DGRADS, *STRIDED])
+@pytest.mark.parametrize(("text", "config"), [*DGRADS, *PADDED_LINES, *STRIDED])
 def test_gradients_of_inputs_are_computed(text, config):
     with few_multiprocessors():
         build_checked(text, {**SMALL, **config})
@@ -200,3 +214,10 @@ def test_weights_of_transposed_convolutions_are_converted_once(options, launches
     kernel = tc.build(f"conv2d_transpose:1x32x9x8,32x32x4x4,{options}", "hopper", arch="sm_90", config={"split_k": 1})
     assert kernel.executable.num_prepack_kernels == prepack_launches
     assert len(kernel.kernels) == launches + prepack_launches
+
+
+@needs_nvrtc
+@pytest.mark.parametrize(("config", "num_fences"), [({"split_k": 2, "parts": 1}, 1), ({"cluster_m": 2, "parts": 2}, 0)])
+def test_clusters_fence_only_the_sums_that_they_send(config, num_fences):
+    kernel = built("conv2d_wgrad:4x64x9x8,192x64x3x3,s1,p1,f16,nhwc", {**SMALL_WGRAD, "split_k": 1, **config})
+    assert kernel.sass.count("MEMBAR.ALL.GPU") == num_fences

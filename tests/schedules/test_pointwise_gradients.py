@@ -14,6 +14,7 @@ GRADIENTS = [
     ("conv2d_dgrad:3x96x8x8,24x96x1x1,s1,p0,f16,nhwc,add,drelu", {"warps": 4}),
     ("conv2d_dgrad:3x18x9x8,36x18x1x1,s1,p0,tf32,nhwc", {}),
     ("conv1d_transpose:3x72x70,72x30x1,s1,p0,tf32,bias,relu", {"pixel_octets": 2}),
+    ("conv2d_dgrad:2x24x9x11,40x24x1x1,s1,p0,f16,nhwc", {"pixel_octets": 3, "warps": 2}),
     ("conv3d_dgrad:2x32x2x3x9,32x32x1x1x1,s1,p0,bf16,nhwc", {"pixel_octets": 8}),  # octets without a pixel
     ("conv3d_dgrad:3x10x2x4x5,8x10x1x1x1,s1,p0,f16", {}),
 ]

@@ -48,6 +48,8 @@ ON_TENSOR_CORES = (
     "conv2d_dgrad:2x24x9x11,40x24x1x1,s1,p0,f16,nhwc",
     "conv2d_wgrad:2x32x9x11,48x16x3x3,s2,p1,g2,f16,nhwc",
     "conv2d_wgrad:2x16x9x11,16x1x5x5,s2,p2,g16,f16,nhwc",
+    "conv2d_wgrad:2x32x9x11,48x16x3x3,s2,p1,g2,nhwc",
+    "conv2d_dgrad:2x24x9x11,48x8x3x3,s2,p1,g3,nhwc",
     "conv2d_wgrad:2x32x9x11,32x1x3x3,s1,p1,g32,f16,nhwc",
     "conv2d:2x64x13x17,48x64x3x3,s2,p1,e4m3,nhwc,scale,add,relu",
 )

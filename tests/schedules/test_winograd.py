@@ -279,3 +279,29 @@ def test_builds_omit_winograd_where_tensor_cores_are_much_faster():
     w, limits = tc.parse("conv2d:32x64x56x56,64x64x3x3,s1,p1,f16"), find_device("sm_90").limits
     seconds = [estimate_config_seconds(w, find_schedule(w, name), None, limits) for name in ("hopper", *SCHEDULES)]
     assert min(seconds[1:]) > MAX_ESTIMATE_RATIO * seconds[0]
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "conv2d_dgrad:2x8x9x7,12x8x3x3,s1,p1",
+        "conv2d_dgrad:2x12x13x11,20x12x3x3,s1,p0,nhwc,add,drelu",
+        "conv2d_dgrad:1x8x12x14,16x8x5x5,s1,p2x1x3x0,bf16",
+    ],
+)
+def test_winograd_computes_gradients_of_inputs(text):
+    assert tc.build(text, "winograd", device="opencl:0").verify(problem(text)).ok
+
+
+def test_gradients_transform_weights_in_each_launch():
+    kernel = tc.build("conv2d_dgrad:2x64x28x28,64x64x3x3,s1,p1", "winograd", arch="sm_90")
+    assert kernel.timed_kernels == kernel.kernels
+
+
+def test_winograd_needs_gradients_without_strides_and_dilation():
+    def has_winograd(options):
+        return "winograd" in [
+            schedule.name for schedule in tc.schedules(f"conv2d_dgrad:2x64x28x28,64x64x3x3,{options}")
+        ]
+
+    assert [has_winograd(options) for options in ("s1,p1", "s2,p1", "s1,p2,d2", "s1,p3")] == [True, False, False, False]

@@ -64,3 +64,13 @@ def test_what_a_module_cannot_compute_is_refused():
         tvmconv.torch.CausalConv3d(4, 4, 3, activation="prelu")
     with pytest.raises(ModelError, match="needs a stride of 1"):
         tvmconv.torch.CausalConv3d(4, 4, 3, stride=(2, 1, 1)).stream(torch.randn(1, 4, 3, 5, 4))
+
+
+@pytest.mark.usefixtures("kernels")
+def test_weights_of_inference_mode_are_read_as_they_are_now():
+    with torch.inference_mode():
+        conv, video = make_module(), torch.randn(1, 4, 3, 5, 4)
+        for _ in range(2):
+            expected = conv._compute_by_pytorch(video, None, None)
+            torch.testing.assert_close(conv(video), expected, atol=1e-5, rtol=1e-5)
+            conv.weight.mul_(2)  # which no version counts

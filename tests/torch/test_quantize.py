@@ -166,20 +166,35 @@ def test_layers_to_quantize_are_searched_in_8_bits_only(tmp_path, monkeypatch):
     assert all(line.implementation != PYTORCH_NAME for line in lines)
 
 
-@pytest.mark.parametrize("rounding_seconds", [0.5, 3.0])
-def test_a_layer_may_be_slower_if_its_readers_need_no_rounding(monkeypatch, rounding_seconds):
+@pytest.mark.parametrize(
+    ("quantized_seconds", "rounding_seconds", "expected"),
+    [
+        ([8, 11, 8, 8], 3.0, [True, True, True, True]),  # the output of the second need not be rounded
+        ([8, 11, 8, 8], 0.5, [True, False, True, True]),
+        ([8, 8, 11, 11], 0.5, [True, True, False, False]),
+        ([11, 9, 9, 9], 4.0, [False, False, False, False]),  # each would be faster if its input were rounded before
+        ([7, 11, 11, 7], 3.0, [True, True, True, True]),
+        ([5, 14, 14, 5], 3.0, [True, False, False, True]),  # only without both
+    ],
+)
+def test_layers_are_quantized_if_the_model_is_faster(monkeypatch, quantized_seconds, rounding_seconds, expected):
+    channels = [16, 24, 32, 40, 48]
+    seconds_by_filter = {f",{o}x{c}": s for c, o, s in zip(channels, channels[1:], quantized_seconds, strict=False)}
+
     def get_seconds(self, name, call):
         if name.startswith(("precision of the model", "the whole by PyTorch")):
             return 10.0
-        return rounding_seconds if name.startswith("rounding") else 11.0 if ",16x16" in name else 8.0
+        if name.startswith("rounding"):
+            return rounding_seconds
+        return next((s for text, s in seconds_by_filter.items() if text in name), 100.0)
 
     monkeypatch.setattr(timing.TimingCache, "get_seconds", get_seconds)
     monkeypatch.setattr(timing.TimingCache, "measure", lambda self, name, call: 1.0)
     torch.manual_seed(0)
-    layers = [nn.Conv2d(16, 24, 1), nn.Conv2d(24, 16, 1), nn.Conv2d(16, 16, 1), nn.ReLU(), nn.Conv2d(16, 8, 1)]
+    layers = [nn.Conv2d(c, o, 1) for c, o in itertools.pairwise(channels)]
     x = torch.randn(1, 16, 6, 6)
     lines = tvmconv.torch.optimize(nn.Sequential(*layers).eval(), x, dtype="i8", calibrate=[x]).report().lines
-    assert [",i8," in line.workload for line in lines] == [True, True, rounding_seconds > 1, True]
+    assert [",i8," in line.workload for line in lines] == expected
 
 
 def test_epilogues_in_units_of_the_residual():

@@ -8,7 +8,8 @@ Each network is timed unchanged in both memory formats, and under `torch.compile
 that --compile-unchanged names. With --quantize,
 it optimizes the network in an 8-bit dtype as well, calibrated on the input. Times are those of CUDA graphs, and of
 eager calls with the host's time included. Outputs are compared with the network's in float64.
-Results are in DIR/torch-NAME.json and .md, with the kernel of each layer; the log is DIR/torch.jsonl.
+After each timing, DIR/torch-NAME.json and .md have all results so far, with the kernel of each layer; the log is
+DIR/torch.jsonl.
 """
 
 from __future__ import annotations
@@ -19,12 +20,12 @@ import functools
 import math
 import sys
 import time
-from collections.abc import Callable
-from dataclasses import asdict, dataclass
+from collections.abc import Callable, Iterator
+from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from tvmconv import devices
-from tvmconv.benchmarks.common import add_device, add_output, find_device, report
+from tvmconv.benchmarks.common import add_device, add_output, find_device, report, write_report
 from tvmconv.cli import options
 from tvmconv.cli.errors import UsageError, print_note
 from tvmconv.cli.progress import progress_line
@@ -61,6 +62,34 @@ class NetworkTiming:
     error: float  # relative L2 difference from float64
 
 
+@dataclass
+class NetworkResult:
+    """The times of a network, and the reports of `optimize` by the dtype of its operands."""
+
+    name: str
+    dtype: str  # of the unquantized network
+    batch: int
+    provenance: str
+    timings: list[NetworkTiming] = field(default_factory=list)
+    reports: dict[str, Any] = field(default_factory=dict)
+
+    @property
+    def title(self) -> str:
+        """Return the name of the files."""
+        return "-".join(["torch", self.name, self.dtype, *([f"b{self.batch}"] if self.batch > 1 else [])])
+
+    def describe(self) -> tuple[list[Table], list[str], dict[str, Any]]:
+        """Return the tables, the notes below them, and the data for JSON."""
+        data = {"name": self.title, "network": self.name, "dtype": self.dtype, "batch": self.batch}
+        data |= {"provenance": self.provenance, "timed": [asdict(timing) for timing in self.timings]}
+        for text, each in self.reports.items():
+            key = "layers" if text == self.dtype else f"layers in {text}"
+            data[key] = [asdict(line) for line in each.lines]
+        tables = [_make_table(self.timings), *(each.table for each in self.reports.values())]
+        notes = dict.fromkeys(note for each in self.reports.values() for note in each.notes)
+        return tables, [*notes, self.provenance], data
+
+
 def add_options(parser: argparse.ArgumentParser) -> None:
     """Add the options of the benchmark."""
     text = f"Networks of torchvision, or {', '.join(OWN_NETWORKS)}."
@@ -94,23 +123,18 @@ def run(args: argparse.Namespace) -> int:
     source = describe_provenance(device, args.command, f"{cudnn}PyTorch {torch.__version__}")
     num_failed = 0
     for name in args.networks:
+        result = NetworkResult(name, args.dtype, args.batch, source)
         try:
-            timings, reports = _measure(name, device, args)
+            for _ in _measure(result, device, args):
+                write_report(args.out, result.title, *result.describe(), result.title)
         except UsageError:
             raise
         except (Error, RuntimeError) as error:  # the other networks are measured all the same
             num_failed += 1
             print(f"{name}: {describe_error(error)}", file=sys.stderr)
-            continue
-        title = "-".join(["torch", name, args.dtype, *([f"b{args.batch}"] if args.batch > 1 else [])])
-        data = {"name": title, "network": name, "dtype": args.dtype, "batch": args.batch, "provenance": source}
-        data["timed"] = [asdict(timing) for timing in timings]
-        data["layers"] = [asdict(line) for line in reports[0].lines]
-        for text, quantized in zip(args.quantize, reports[1:], strict=True):
-            data[f"layers in {text}"] = [asdict(line) for line in quantized.lines]
-        tables = [_make_table(timings), *(each.table for each in reports)]
-        notes = dict.fromkeys(note for each in reports for note in each.notes)
-        report(args, title, tables, [*notes, source], data, title)
+        if result.reports:
+            tables, notes, data = result.describe()
+            report(args, result.title, tables, notes, data, result.title)
     return 1 if num_failed else 0
 
 
@@ -127,8 +151,8 @@ def _make_table(timings: list[NetworkTiming]) -> Table:
     return make_table(timings, columns, ["by"])
 
 
-def _measure(name: str, device: Device, args: argparse.Namespace) -> tuple[list[NetworkTiming], list[Any]]:
-    """Time all ways to run a network, and return the times and the reports of `optimize`, the unquantized one first."""
+def _measure(result: NetworkResult, device: Device, args: argparse.Namespace) -> Iterator[None]:
+    """Time all ways to run a network; yield whenever the result has another one."""
     import torch
 
     import tvmconv.torch
@@ -140,6 +164,7 @@ def _measure(name: str, device: Device, args: argparse.Namespace) -> tuple[list[
     torch.backends.cuda.matmul.allow_tf32 = args.dtype == "tf32"
     torch.backends.cudnn.benchmark = True
     dtype = getattr(torch, dtypes.DTYPES_BY_TEXT[args.dtype].storage)
+    name = result.name
     model, shape = make_network(name)
     if args.image_size:
         shape = (shape[0], *(args.image_size for _ in shape[1:]))
@@ -150,7 +175,7 @@ def _measure(name: str, device: Device, args: argparse.Namespace) -> tuple[list[
     with torch.no_grad():
         expected = copy.deepcopy(model).double()(x[:1].double())
 
-    def time_network(label: str, network: Callable[[Any], Any], started_at: float | None) -> NetworkTiming:
+    def time_network(label: str, network: Callable[[Any], Any], started_at: float | None = None) -> NetworkTiming:
         with torch.no_grad():
             error = _compute_error(network(x)[:1], expected)
             made = time.perf_counter() - started_at if started_at is not None else 0.0
@@ -159,42 +184,48 @@ def _measure(name: str, device: Device, args: argparse.Namespace) -> tuple[list[
         print_note(f"{name}, {label}: {graph * 1e6:.0f} µs in a graph, {eager * 1e6:.0f} µs eager, error {error:.1e}")
         return NetworkTiming(label, graph, eager, made, error)
 
-    def time_compiled(label: str, network: Any, **how: Any) -> NetworkTiming:
+    def time_compiled(label: str, network: Any, **how: Any) -> None:
         started_at = time.perf_counter()
         torch._dynamo.reset()
-        return time_network(label, torch.compile(network, **how), started_at)
+        result.timings.append(time_network(label, torch.compile(network, **how), started_at))
 
     def time_optimized(label: str, **how: Any) -> Any:
         started_at = time.perf_counter()
         optimized = tvmconv.torch.optimize(model, x, seconds=args.seconds, log=log, device=device.text, **how)
-        timings.append(time_network(label, optimized, started_at))
+        result.timings.append(time_network(label, optimized, started_at))
         return optimized
 
-    timings = []
     for layout in sorted(LAYOUTS, key=args.layout.__eq__):  # the last layout is that of all later timings
         channels_last = {4: torch.channels_last, 5: torch.channels_last_3d}.get(x.dim(), torch.contiguous_format)
         memory_format = channels_last if layout == "channels_last" else torch.contiguous_format
         x, model = x.contiguous(memory_format=memory_format), model.to(memory_format=memory_format)
-        timings.append(time_network(EAGER if layout == args.layout else f"{EAGER}, {layout}", model, None))
-    timings.reverse()
-    modes = [*args.compile, *args.compile_unchanged]
-    timings += [time_compiled(f"{EAGER}, compiled ({mode})", model, mode=mode) for mode in modes]
+        label = EAGER if layout == args.layout else f"{EAGER}, {layout}"
+        result.timings.insert(0, time_network(label, model))
+    yield
+    for mode in [*args.compile, *args.compile_unchanged]:
+        time_compiled(f"{EAGER}, compiled ({mode})", model, mode=mode)
+        yield
     file = args.out / "torch.jsonl"
     log = file if args.seconds or file.exists() else None
     with progress_line(f"{name}: ") as show:
         optimized = time_optimized(OURS, progress=show)
-    if log and log.exists():
-        time_optimized(FROM_LOG)
-    reports = [optimized.report()]
+    result.reports[result.dtype] = optimized.report()
+    yield
     for text in args.quantize:
         with progress_line(f"{name}, {text}: ") as show:
             quantized = time_optimized(f"{OURS}, {text}", dtype=text, calibrate=[x], progress=show)
-        reports.append(quantized.report())
-    timings += [time_compiled(f"{OURS}, compiled ({mode})", optimized, mode=mode) for mode in args.compile]
+        result.reports[text] = quantized.report()
+        yield
+    if log and log.exists():
+        time_optimized(FROM_LOG)
+        yield
+    for mode in args.compile:
+        time_compiled(f"{OURS}, compiled ({mode})", optimized, mode=mode)
+        yield
     if args.backend:
         how = functools.partial(backend, options={"seconds": args.seconds, "log": log})
-        timings.append(time_compiled(BY_BACKEND, model, backend=how))
-    return timings, reports
+        time_compiled(BY_BACKEND, model, backend=how)
+        yield
 
 
 def make_network(name: str) -> tuple[Any, tuple[int, ...]]:

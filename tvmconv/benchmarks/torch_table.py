@@ -2,19 +2,20 @@
 
 tvmconv bench torch-table tuning_logs/*/torch/torch-*.json --update-page docs/torch.md
 
-With --by-layout, a line compares a network in PyTorch's default format with the same network in channels_last.
+With --by-layout, a line compares a network in PyTorch's default format with the same network in channels_last. With
+--quantized, it compares a network in its own precision with the same network in 8 bits.
 """
 
 from __future__ import annotations
 
 import argparse
-import json
+import math
 import statistics
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from tvmconv.benchmarks.common import show
+from tvmconv.benchmarks.common import read_results, show
 from tvmconv.cli import options
 from tvmconv.cli.errors import UsageError
 from tvmconv.reports.tables import EMPTY_CELL, Table, format_micros, format_significant
@@ -38,6 +39,14 @@ LAYOUT_HEADERS = (
     *("network", "dtype", "batch", *(f"{name} [µs]" for name in LAYOUT_COLUMNS)),
     *("contiguous × PyTorch", "contiguous × channels_last"),
 )
+QUANTIZED_LABELS = ("i8", "e4m3")  # of timings of quantized networks, after that of tvmconv
+QUANTIZED_HEADERS = ("network", "dtype", "batch", "time [µs]", "× PyTorch", "× tvmconv", "layers in 8 bits", "error")
+QUANTIZED_SECTION = "torch-quantized"
+QUANTIZED_LEGEND = (
+    "Microseconds per call in a CUDA graph. *× PyTorch*: the best time of PyTorch, divided by that of the line. "
+    "*× tvmconv*: the time of the network optimized in its own precision, divided by that of the line. "
+    "*Error*: relative L2 difference of the network's output from that in float64; weights and inputs are random."
+)
 LAYOUT_SECTION = "torch-layouts"
 LAYOUT_LEGEND = (
     "Microseconds per call in a CUDA graph, without `torch.compile`, of network and input in either memory format. "
@@ -48,31 +57,34 @@ LAYOUT_LEGEND = (
 
 def add_options(parser: argparse.ArgumentParser) -> None:
     """Add the options of the benchmark."""
-    parser.add_argument("results", nargs="+", type=Path, metavar="FILE", help="Files torch-NAME.json of networks.")
+    parser.add_argument(
+        "results", nargs="+", type=Path, metavar="FILE", help="Files torch-NAME.json of networks, also .gz."
+    )
     text = "Compare contiguous networks with the same networks in channels_last."
     parser.add_argument("--by-layout", action="store_true", help=text)
+    text = "Compare networks with the same networks in 8 bits."
+    parser.add_argument("--quantized", action="store_true", help=text)
     options.add_page(parser)
 
 
 def run(args: argparse.Namespace) -> int:
     """Read the results, print the table and write it into a page."""
-    results = []
-    for file in args.results:
-        try:
-            result = json.loads(file.read_text(encoding="utf-8"))
-        except (OSError, ValueError) as error:
-            raise UsageError(f"cannot read {file}: {error}") from error
-        if isinstance(result, dict) and "network" in result:  # torch-overhead.json has no network
-            results.append(result)
+    read = read_results(args.results)
+    results = [each for each in read if isinstance(each, dict) and "network" in each]  # torch-overhead.json has none
+    make_table: Callable[[Sequence[Mapping[str, Any]]], Table] = make_torch_models_table
+    section, legend = SECTION, LEGEND
+    if args.by_layout:
+        make_table, section, legend = make_layout_table, LAYOUT_SECTION, LAYOUT_LEGEND
+    elif args.quantized:
+        make_table, section, legend = make_quantized_table, QUANTIZED_SECTION, QUANTIZED_LEGEND
     try:
-        table = (make_layout_table if args.by_layout else make_torch_models_table)(results)
+        table = make_table(results)
     except (KeyError, TypeError, ValueError) as error:
         raise UsageError(f"the files were not written by tvmconv bench torch-models: {error!r}") from error
-    if args.by_layout:
-        provenance = "\n".join(dict.fromkeys(result["provenance"] for result in results))
-        show(table, args, LAYOUT_SECTION, f"{LAYOUT_LEGEND}\n\n{provenance}")
-    else:
-        show(table, args, SECTION, LEGEND)
+    if make_table is not make_torch_models_table:
+        provenance = "\n\n".join(dict.fromkeys(result["provenance"] for result in results))
+        legend = f"{legend}\n\n{provenance}"
+    show(table, args, section, legend)
     return 0
 
 
@@ -93,7 +105,7 @@ def make_torch_models_table(results: Sequence[Mapping[str, Any]]) -> Table:
         lines.append(
             (
                 *(result["network"], result["dtype"], str(result["batch"])),
-                *map(format_micros, seconds),
+                *(format_micros(each) if math.isfinite(each) else EMPTY_CELL for each in seconds),
                 format_significant(speedups[-1]),
                 format_significant(timings[TVMCONV]["made"]),
                 format_significant(from_log["made"]) if from_log else EMPTY_CELL,
@@ -104,6 +116,32 @@ def make_torch_models_table(results: Sequence[Mapping[str, Any]]) -> Table:
         mean = format_significant(statistics.geometric_mean(speedups))
         lines.append(("geometric mean", *(EMPTY_CELL,) * 6, mean, *(EMPTY_CELL,) * 4))
     return Table(HEADERS, lines, {"network", "dtype"})
+
+
+def make_quantized_table(results: Sequence[Mapping[str, Any]]) -> Table:
+    """Return a table with rows per network: PyTorch, the network in its own precision, and quantized ones."""
+    lines = []
+    for result in sorted(results, key=lambda item: (item["network"], item["batch"], item["dtype"])):
+        timings = {timing["name"]: timing for timing in result["timed"]}
+        best = min(timing["graph"] for name, timing in timings.items() if name.startswith(PYTORCH))
+        ours = timings[TVMCONV]
+        names = {PYTORCH: f"{result['dtype']}, PyTorch", TVMCONV: result["dtype"]}
+        names |= {f"{TVMCONV}, {text}": text for text in QUANTIZED_LABELS}
+        for name, label in names.items():
+            if name not in timings:
+                continue
+            seconds = best if name == PYTORCH else timings[name]["graph"]
+            layers = result.get(f"layers in {label}", [])
+            num_quantized = sum(f",{label}," in layer["workload"] for layer in layers)
+            lines.append(
+                (
+                    *(result["network"], label, str(result["batch"]), format_micros(seconds)),
+                    *(format_significant(other / seconds) for other in (best, ours["graph"])),
+                    f"{num_quantized} of {len(layers)}" if layers else EMPTY_CELL,
+                    f"{timings[name]['error']:.1e}",
+                )
+            )
+    return Table(QUANTIZED_HEADERS, lines, {"network", "dtype"})
 
 
 def make_layout_table(results: Sequence[Mapping[str, Any]]) -> Table:
@@ -135,7 +173,9 @@ def _find_min_seconds(timings: Mapping[str, Mapping[str, Any]], name_prefix: str
         (
             float(timing["graph"])
             for name, timing in timings.items()
-            if name.startswith(name_prefix) and (COMPILED_LABEL in name) == is_compiled
+            if name.startswith(name_prefix)
+            and (COMPILED_LABEL in name) == is_compiled
+            and not name.endswith(QUANTIZED_LABELS)
         ),
         default=float("inf"),
     )

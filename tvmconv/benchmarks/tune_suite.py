@@ -4,6 +4,7 @@
     tvmconv bench tune-suite --suite resnet50 --dtype f16 --layout nhwc --batch 32 --seconds 8 --device cuda:0
     tvmconv bench tune-suite --suite mine.json --schedule direct --schedule implicit_gemm --trials 200
     tvmconv bench tune-suite --suite filter2d --baseline copy --baseline cupy --device cuda:0 -o results
+    tvmconv bench tune-suite --suite yolov8s --dtype f16 --layout nhwc --batch 32 --sustained 0.6 --device cuda:0
 
 `scripts/tune_suite.py` is the same, and `tune_d2l.py` and `tune_resnet50.py` have defaults for the suite and the time
 per layer. Measurements go to a log, DIR/NAME.jsonl or --log, where NAME has the layers and the variant, such as
@@ -72,6 +73,11 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     )
     text = "Compare the kernel that the cost model predicts without trials, and the best default config, as well."
     parser.add_argument("--predicted", action="store_true", help=text)
+    text = (
+        "Run each kernel for T more seconds, for the clock that it leaves, its energy, and its share of the limit at "
+        "this clock, in the table and in the chart NAME-limits.png (default: 0)."
+    )
+    parser.add_argument("--sustained", type=options.parse_positive, default=0.0, metavar="T", help=text)
     part = parser.add_mutually_exclusive_group()
     part.add_argument("--tune-only", action="store_true", help="Tune without the comparison.")
     part.add_argument("--compare-only", action="store_true", help="Compare the kernels of the log without tuning.")
@@ -137,6 +143,7 @@ def _compare(args: argparse.Namespace, selection: LayerSelection) -> int:
             cold=None,  # a cold cache only if the arrays exceed it
             seconds=TIMING_SECONDS,
             verify=args.verify,
+            sustained=args.sustained,
         )
     write_sweep(sweep, args.out)
     remarks = [

@@ -32,6 +32,7 @@ from tvmconv.experiments.counters import METRICS, STALLS, Counters, iterate_kern
 from tvmconv.experiments.kernel_metrics import KernelMetricsFile
 from tvmconv.experiments.preparation import select_schedules
 from tvmconv.experiments.provenance import describe_provenance
+from tvmconv.experiments.results import TUNED
 from tvmconv.kernel import Kernel
 from tvmconv.logs.build import build
 from tvmconv.measure import kernel_archive
@@ -46,7 +47,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     """Add the options of the command."""
     text = f"Workloads, such as {options.EXAMPLE_WORKLOAD}."
     parser.add_argument("workloads", metavar="WORKLOAD", nargs="*", help=text)
-    text = "Schedules to measure (default: all that apply)"
+    text = "Schedules to measure, or with --stalls `tuned` for the kernel of --log alone (default: all that apply)"
     options.add_option(parser, "--schedules", "A,B", text, type=options.parse_names)
     text = "Log, or folder of logs, whose fastest kernel is measured as well"
     options.add_option(parser, "--log", "F", text, type=Path, repeat=True)
@@ -136,6 +137,8 @@ def _run_stalls(args: argparse.Namespace) -> int:
     """Measure the counters of --stalls on a GPU; a child process of ncu launches each kernel once."""
     if not args.workloads:
         raise UsageError("--stalls needs at least one workload to measure")
+    if args.schedules == [TUNED] and not args.log:
+        raise UsageError("--schedules tuned needs --log FILE, whose fastest kernel is measured")
     parsed_workloads, device = [workloads.parse(text) for text in args.workloads], options.find_target_device(args)
 
     def build_kernels() -> Iterator[tuple[str, Kernel]]:

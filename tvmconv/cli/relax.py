@@ -36,6 +36,8 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     add_option(parser, "--seconds", "T", text, type=parse_positive)
     text = "Compute in float16; inputs and outputs keep their dtypes"
     parser.add_argument("--float16", action="store_true", help=f"{text}.")
+    text = "Round the operands of float32 convolutions to TF32"
+    parser.add_argument("--tf32", action="store_true", help=f"{text}.")
     parser.add_argument("--log", metavar="F", type=Path, help="Log to take kernels from and to append trials to.")
     text = "Launch each kernel from the host, instead of a CUDA graph that the first call captures"
     parser.add_argument("--no-cuda-graph", action="store_true", help=f"{text}.")
@@ -52,8 +54,8 @@ def run(args: argparse.Namespace) -> int:
 
     if args.float16:
         mod = to_float16(mod)
-    how = {"log": args.log, "seconds": args.seconds, "layout": args.layout, "batch_sizes": args.batch_size}
-    optimized = optimize_with_report(mod, args.target, **how)
+    how = {"layout": args.layout, "batch_sizes": args.batch_size, "tf32": args.tf32}
+    optimized = optimize_with_report(mod, args.target, log=args.log, seconds=args.seconds, **how)
     report = optimized.report
     if args.json or args.csv:
         output.print_table(report.table, args, asdict(report))
@@ -78,10 +80,12 @@ def _import_model(path: Path, inputs: Sequence[InputSpec]) -> Any:
     """
     if importlib.util.find_spec("onnx") is None:
         raise ModelError(f"ONNX models need the package onnx: {format_install_command('onnx')}")
-    from tvm.relax.frontend.onnx import from_onnx
+    from onnx.external_data_helper import load_external_data_for_model
 
     from tvmconv.models.onnx_graph import read_model
+    from tvmconv.relax.frontends import from_onnx
 
     model = read_model(path, inputs)
     with translate_to_model_error(f"TVM cannot import {path}"):
+        load_external_data_for_model(model, str(path.parent))
         return from_onnx(model)

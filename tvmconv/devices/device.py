@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, ClassVar
@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 
     from tvmconv.compiler.lowered_module import LoweredModule
     from tvmconv.devices.comparison import OutputComparison, ReferenceOutput
+    from tvmconv.devices.power import PowerSample
 
 LONG_LAUNCH_SECONDS = 0.5  # a kernel with longer launches is launched as rarely as possible
 # Arrays that exceed the last cache this many times are read from global memory wherever they are.
@@ -147,6 +148,10 @@ class Device(ABC):
     def occupy_memory(self, sizes_bytes: Sequence[int]) -> AbstractContextManager[object]:
         """Return a context in which arrays of these sizes are allocated, so that later arrays are elsewhere."""
         return nullcontext()
+
+    def open_sensors(self) -> Callable[[], PowerSample]:
+        """Return a function that reads clock and energy; raise DeviceError if the device has no such sensors."""
+        raise DeviceError(f"{self.text} has no sensors of clock and energy: expected an NVIDIA GPU")
 
     def check_dtypes(self, dtypes: Iterable[str]) -> None:
         """Raise DeviceError if the device does not support arguments of these dtypes."""

@@ -92,10 +92,11 @@ def iterate_kernels(
     workloads: Sequence[Workload], schedules: Sequence[str] | None, device: Device, log: LogPaths | None = None
 ) -> Iterator[tuple[str, Kernel]]:
     """Yield the name of the schedule and the kernel for each default config, and for the best records of logs. The
-    naive schedule is added to the named ones. The fastest kernel in the logs comes last, with the name `tuned`.
+    naive schedule is added to the named ones. The fastest kernel in the logs comes last, with the name `tuned`; it is
+    the only one if `schedules` has this name alone.
     """
     for workload in workloads:
-        for schedule in select_schedules(workload, schedules, device):
+        for schedule in [] if schedules == [TUNED] else select_schedules(workload, schedules, device):
             yield schedule.name, build(workload, schedule, device=device)
         if log:
             yield TUNED, build(workload, device=device, log=log)

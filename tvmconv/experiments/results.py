@@ -10,6 +10,7 @@ from typing import Any
 from tvmconv import compat, jsonfile
 from tvmconv.compiler.executable import LaunchConfig
 from tvmconv.devices import Timing
+from tvmconv.devices.power import SustainedRun
 from tvmconv.errors import KnobError
 from tvmconv.html import make_html_bars, make_html_table
 from tvmconv.palette import LIBRARY_COLOR, find_style
@@ -47,6 +48,7 @@ class ResultRow:
     rounds: tuple[float, ...] = ()  # seconds per launch in each round; `timing` is that of the median round
     unstable: bool = False  # whether the rounds deviate by more than 10 % after all repetitions
     sampled: int | None = None  # number of outputs that were compared with float64 results, if not all
+    sustained: SustainedRun | None = None  # clock, power and time of a longer run, if it was made
 
     @property
     def seconds(self) -> float | None:
@@ -76,6 +78,9 @@ class ResultRow:
         except KnobError:
             data["config"].check(False, "each knob once, by its former or its current name")
         data["name"].decode_line()
+        if row.sustained:
+            data["sustained"]["seconds"].decode_number(MIN_SECONDS, MAX_SECONDS)
+            data["sustained"]["clock_hz"].decode_number(1)
         for name, value in vars(row).items():
             if type(value) in (int, float):
                 data[name].decode_number(0)
@@ -99,6 +104,7 @@ class Result:
         rows: One row per schedule, the naive one first, then one per library.
         peak_flops: Peak float32 rate of the device in FLOP/s; None if it is unknown.
         peak_bandwidth: Peak memory bandwidth of the device in bytes per second; None if it is unknown.
+        peak_clock: Clock in Hz at which the device has `peak_flops`; None if it is unknown.
 
     Examples:
         >>> import json
@@ -119,6 +125,7 @@ class Result:
     rows: tuple[ResultRow, ...]
     peak_flops: float | None = None
     peak_bandwidth: float | None = None
+    peak_clock: float | None = None
 
     def __repr__(self) -> str:
         times = (f"{name} {seconds * 1e6:.4g} µs" for name, seconds in self.seconds.items())
@@ -160,13 +167,19 @@ class Result:
         They are the longer of the arithmetic at the peak rate for the dtype and the minimum memory traffic at the
         memory bandwidth. Arrays that stay in the L2 cache between launches are not bound by the latter.
         """
+        return self._compute_limit_seconds(1.0)
+
+    def _compute_limit_seconds(self, clock_fraction: float) -> float | None:
+        """Return `limit_seconds` at a fraction of the clock of the peak rates, which the memory keeps."""
         if not self.peak_flops or not self.peak_bandwidth:
             return None
-        peak_flops = self.peak_flops * TENSOR_CORE_RATE.get(self.workload.dtype, 1)
+        peak_flops = self.peak_flops * TENSOR_CORE_RATE.get(self.workload.dtype, 1) * clock_fraction
         return max(self.workload.flops / peak_flops, self.workload.min_bytes / self.peak_bandwidth)
 
     def compute_limit_share(self, name: str) -> float | None:
         """Return `limit_seconds` as a fraction of the time of a row; None if one of them is unknown.
+
+        If the row has a `SustainedRun`, both are those of this run: its time, and the limit at the clock that it held.
 
         Args:
             name: Name of the row.
@@ -181,8 +194,12 @@ class Result:
             >>> f"{result.compute_limit_share('tiling'):.1e}"
             '6.7e-04'
         """
-        seconds = self.seconds.get(name)
-        return self.limit_seconds / seconds if self.limit_seconds and seconds else None
+        seconds, limit_seconds = self.seconds.get(name), self.limit_seconds
+        sustained = self.find_row(name).sustained
+        if sustained and self.peak_clock:
+            seconds = sustained.seconds
+            limit_seconds = self._compute_limit_seconds(min(sustained.clock_hz / self.peak_clock, 1.0))
+        return limit_seconds / seconds if limit_seconds and seconds else None
 
     @property
     def is_cold(self) -> bool:
@@ -241,7 +258,7 @@ class Result:
         }
         decoded_fields |= {name: data[name].decode_line() for name in ("device", "device_name")}
         result: Result = data.decode(cls, provided_fields=decoded_fields)
-        for peak in (data.get("peak_flops"), data.get("peak_bandwidth")):  # files of version 0.1.0 lack them
+        for peak in map(data.get, ("peak_flops", "peak_bandwidth", "peak_clock")):  # older files lack them
             if peak and peak.value is not None:
                 peak.decode_number(1)
         return result

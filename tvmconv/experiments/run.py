@@ -15,6 +15,7 @@ from tvmconv import registry
 from tvmconv.baselines.base import UnsupportedDeviceError
 from tvmconv.compiler.executable import ArrayType
 from tvmconv.devices import Arch, Device, Timing
+from tvmconv.devices.power import PowerSample, measure_sustained
 from tvmconv.errors import Error, get_reason, log_traceback
 from tvmconv.experiments.preparation import PreparedExperiment
 from tvmconv.experiments.results import PREDICTED, UNTUNED, Result, ResultRow
@@ -103,6 +104,7 @@ def run_schedules(
     progress: ProgressCallback | None = None,
     prepared: PreparedExperiment | None = None,
     verify: str = "auto",
+    sustained: float = 0.0,
 ) -> Result:
     """Build, verify and time schedules of a workload on the same inputs.
 
@@ -130,17 +132,21 @@ def run_schedules(
         prepared: Experiment that a thread has prepared with the same arguments (default: prepared by this call).
         verify: Outputs that are compared with float64 results: "full" for all, "sample" for a random sample, "auto" for
             a sample of convolutions above 20 GFLOP; see `tvmconv.verification`.
+        sustained: Seconds for which each row runs once more, for its clock and energy (`tvmconv.devices.power`); 0 for
+            none of these.
 
     Raises:
         ScheduleError: There is no such schedule for this workload, or it does not support the device.
         KnobError: No schedule has such a knob, or accepts the value.
         WorkloadError: The arrays do not fit in the host's memory, or there is no such value of `verify`.
-        DeviceError: The device is an architecture, for which kernels are compiled but not run.
+        DeviceError: The device is an architecture, for which kernels are compiled but not run, or it has no sensors of
+            clock and energy.
         UnsupportedDeviceError: A library does not support the device.
         Error: All schedules fail for the same reason.
     """
     if isinstance(device, Arch):
         device.load()  # raises the error before kernels are built
+    read_sensors = device.open_sensors() if sustained else None
     experiment = prepared or PreparedExperiment(
         workload,
         schedules,
@@ -168,6 +174,8 @@ def run_schedules(
             entry.row = entry.row.with_name(name)
             entries.append(entry)
         benchmark.time_in_rounds([*entries, *library_entries])
+        if read_sensors:
+            benchmark.measure_sustained([*entries, *library_entries], read_sensors, sustained)
     errors = [entry.error for entry in entries[:num_schedules] if entry.error]
     if len(errors) == num_schedules and len({str(error) for error in errors}) == 1:
         raise errors[0]  # the cause is not a schedule, but for example too little memory
@@ -178,7 +186,7 @@ def run_schedules(
     naive_seconds = next((row.seconds for row in rows if naive_schedule and row.name == naive_schedule.name), None)
     if naive_seconds:
         rows = [replace(row, speedup=naive_seconds / row.seconds) if row.seconds else row for row in rows]
-    peaks = device.peak_flops, device.peak_bandwidth
+    peaks = device.peak_flops, device.peak_bandwidth, device.target.clock_hz if device.target else None
     return Result(workload, device.text, device.name, experiment.problem.seed, tuple(rows), *peaks)
 
 
@@ -201,10 +209,10 @@ def add_untuned_row(rows: Sequence[ResultRow], default_config_names: frozenset[s
 
 @dataclass
 class _TimingEntry:
-    """A row, and the function that times it for one round; None if it failed or is wrong."""
+    """A row, and the function that times it for about the given seconds; None if it failed or is wrong."""
 
     row: ResultRow
-    time: Callable[[], Timing] | None = None
+    time: Callable[[float], Timing] | None = None
     error: Error | None = None  # reason of a failure
 
 
@@ -243,8 +251,8 @@ class _Benchmark:
         )
         if not verification.ok:
             return _TimingEntry(replace(row, failure=f"wrong result: {verification.fault}"))
-        time_kernel = functools.partial(kernel.time, self.problem, cold=self.is_cold, seconds=self.round_seconds)
-        return _TimingEntry(row, time_kernel)
+        time_kernel = functools.partial(kernel.time, self.problem, cold=self.is_cold)
+        return _TimingEntry(row, lambda seconds: time_kernel(seconds=seconds))
 
     def prepare_library(self, name: str, stack: ExitStack) -> _TimingEntry:
         """Run a library once, and verify its output; the exit of `stack` releases its memory.
@@ -259,10 +267,9 @@ class _Benchmark:
             self.problem.inputs,
             device=self.device,
             cold=self.is_cold,
-            seconds=self.round_seconds,
         )
         try:
-            library_run = run_library()
+            library_run = run_library(seconds=self.round_seconds)
         except UnsupportedDeviceError:
             raise
         except Error as error:
@@ -275,8 +282,8 @@ class _Benchmark:
             if not verification.ok:
                 return _TimingEntry(replace(row, failure=f"wrong result: {verification.fault}"))
         if library_run.time_again is None:
-            return _TimingEntry(row, lambda: run_library().timing)
-        return _TimingEntry(row, functools.partial(library_run.time_again, self.round_seconds))
+            return _TimingEntry(row, lambda seconds: run_library(seconds=seconds).timing)
+        return _TimingEntry(row, library_run.time_again)
 
     def time_in_rounds(self, entries: Sequence[_TimingEntry]) -> None:
         """Time all rows that can be timed, in turn, each round in arrays elsewhere in memory if that matters."""
@@ -300,6 +307,16 @@ class _Benchmark:
             else:
                 entry.row = self._add_timing(entry.row, rounds)
 
+    def measure_sustained(
+        self, entries: Sequence[_TimingEntry], read_sensors: Callable[[], PowerSample], seconds: float
+    ) -> None:
+        """Run each row that has a time for `seconds`, and add its clock and energy."""
+        for entry in entries:
+            if entry.time and entry.row.timing:
+                self.on_progress(f"{entry.row.name}: measuring clock and energy")
+                run = functools.partial(_time_median, entry.time)
+                entry.row = replace(entry.row, sustained=measure_sustained(run, read_sensors, seconds))
+
     @property
     def _array_sizes(self) -> list[int]:
         """Sizes of all arrays of the workload in bytes."""
@@ -316,7 +333,7 @@ class _Benchmark:
         assert entry.time
         self.on_progress(f"round {round_number}, {entry.row.name}: timing")
         try:
-            return entry.time()
+            return entry.time(self.round_seconds)
         except Error as error:
             return error
 
@@ -338,6 +355,10 @@ class _Benchmark:
             rounds=_round_seconds(rounds.seconds),
             unstable=not rounds.is_stable,
         )
+
+
+def _time_median(time: Callable[[float], Timing], seconds: float) -> float:
+    return time(seconds).median
 
 
 def _get_median_seconds(measurement: Timing | Error) -> float:

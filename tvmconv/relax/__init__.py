@@ -7,6 +7,7 @@ Examples:
 """
 
 from tvmconv.relax.composition import dlight_rule, export_database
+from tvmconv.relax.frontends import from_exported_program, from_onnx
 from tvmconv.relax.optimize import OptimizedModule, declare_convolutions, optimize, optimize_with_report
 from tvmconv.relax.pipeline import make_pipeline
 from tvmconv.relax.precision import to_float16
@@ -19,6 +20,8 @@ __all__ = [
     "declare_convolutions",
     "dlight_rule",
     "export_database",
+    "from_exported_program",
+    "from_onnx",
     "make_pipeline",
     "optimize",
     "optimize_with_report",

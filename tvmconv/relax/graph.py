@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import dataclass, field
 from typing import Any
 
 from numpy.typing import NDArray
 from tvm import relax, tirx
-from tvm.ir import Call, GenericConst, Op
+from tvm.ir import Call, GenericConst, IRModule, Op
 
 from tvmconv.errors import WorkloadError
 from tvmconv.models.model_graph import ModelGraph, ModelOp, Operand, Shape, make_convolution
@@ -67,6 +68,20 @@ def list_sizes(expr: relax.Expr) -> Shape | None:
     if not isinstance(shape, relax.ShapeExpr) or not all(isinstance(size, tirx.IntImm) for size in shape):
         return None
     return tuple(int(size) for size in shape)
+
+
+def count_readers(mod: IRModule) -> Counter[relax.Expr]:
+    """Return the number of bindings, and of results of functions, that read each variable of a module."""
+    counts: Counter[relax.Expr] = Counter()
+    for function in mod.functions.values():
+        if not isinstance(function, relax.Function):
+            continue
+        bindings = (binding.value for block in function.body.blocks for binding in block.bindings)
+        for value in (*bindings, function.body.body):
+            found: set[relax.Expr] = set()
+            relax.analysis.post_order_visit(value, lambda node, found=found: found.add(node))
+            counts.update(node for node in found if isinstance(node, relax.Var))
+    return counts
 
 
 def is_foldable_norm(call: Call) -> bool:

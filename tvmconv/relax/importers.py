@@ -1,6 +1,7 @@
 """What TVM's importers write in a roundabout way, in the form in which epilogues are found.
 
 The importer of ONNX computes limits and biases from constants, and makes a function of TIR for each limit of a Clip.
+Models of TensorFlow pad with zeros before convolutions.
 TVM's `FoldConstant` would compile a program for every such constant; NumPy computes the common ones at once.
 """
 
@@ -17,15 +18,18 @@ from tvm import relax, tirx
 from tvm.ir import Call, GenericConst, IRModule
 from tvm.ir.expr import TensorLoad
 
-from tvmconv.relax.graph import list_sizes
+from tvmconv.relax.graph import CONV_OPS, list_sizes
 from tvmconv.workloads.dtypes import get_numpy_dtype
 
+PAD_OP = "relax.nn.pad"
 MAKERS: dict[type, Callable[..., relax.Expr]] = {tirx.Max: relax.op.maximum, tirx.Min: relax.op.minimum}
 
 
 @tvm.transform.module_pass(opt_level=0, name="tvmconv.simplify_imported")
 def simplify_imported(mod: IRModule, _context: Any) -> IRModule:
-    """Return a module with computed constants, and with operations instead of functions of TIR for limits."""
+    """Return a module with computed constants, with operations instead of functions of TIR for limits, and with zeros
+    around the input of a convolution as its padding.
+    """
     return rewrite_functions(mod, _Simplifier(mod))
 
 
@@ -49,6 +53,8 @@ class _Simplifier(relax.PyExprMutator):
         if name == "relax.call_tir":
             limit = self._make_limit(call)
             return call if limit is None else limit
+        if name in CONV_OPS:
+            return self._add_padding(call)
         compute = NUMPY_OPS.get(name)
         if compute is None or list_sizes(call) is None:
             return call
@@ -62,6 +68,25 @@ class _Simplifier(relax.PyExprMutator):
     def _find_constant(self, expr: relax.Expr) -> NDArray[Any] | None:
         value = self.lookup_binding(expr) if isinstance(expr, relax.Var) else expr
         return value.value.numpy() if isinstance(value, GenericConst) else None
+
+    def _add_padding(self, call: Call) -> relax.Expr:
+        """Return a convolution that pads its input itself, if the input is a tensor with zeros around its pixels."""
+        ndim, is_transposed = CONV_OPS[call.op.name]
+        x, attrs = call.args[0], call.attrs
+        pad: Any = self.lookup_binding(x) if isinstance(x, relax.Var) else None
+        if is_transposed or not str(attrs.data_layout).startswith("NC"):
+            return call
+        if getattr(getattr(pad, "op", None), "name", "") != PAD_OP or str(pad.attrs.pad_mode) != "constant":
+            return call
+        numbers = [int(number) for number in pad.attrs.pad_width]
+        if float(pad.attrs.pad_value) != 0 or any(numbers[:4]) or min(numbers) < 0:
+            return call
+        padding = [int(own) + other for own, other in zip(attrs.padding, numbers[4::2] + numbers[5::2], strict=True)]
+        return getattr(relax.op.nn, f"conv{ndim}d")(
+            *(pad.args[0], call.args[1]),
+            *(attrs.strides, padding, attrs.dilation, int(attrs.groups)),
+            *map(str, (attrs.data_layout, attrs.kernel_layout, attrs.out_layout, call.ty.dtype)),
+        )
 
     def _make_limit(self, call: Call) -> relax.Expr | None:
         """Return the maximum or minimum of a tensor and a number that a function of TIR computes; None for another."""

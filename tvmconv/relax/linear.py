@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import numpy as np
@@ -17,9 +18,10 @@ RESHAPE_OP = "relax.reshape"
 
 @tvm.transform.module_pass(opt_level=0, name="tvmconv.convert_linear_layers")
 def convert_linear_layers(mod: IRModule, _context: Any) -> IRModule:
-    """Return a module with 1×1 convolutions instead of products of a matrix and a constant matrix.
+    """Return a module with 1×1 convolutions instead of products of a tensor and a constant matrix.
 
-    Pointwise operations that follow, such as the sum with a bias, apply to the convolution's result.
+    The rows of a tensor become images of one pixel. Pointwise operations that follow, such as the sum with a bias,
+    apply to these images.
     """
     rewriter = _LinearRewriter(mod)
     for variable, function in mod.functions_items():
@@ -30,6 +32,10 @@ def convert_linear_layers(mod: IRModule, _context: Any) -> IRModule:
 
 @relax.expr_functor.mutator
 class _LinearRewriter(relax.PyExprMutator):
+    def __init__(self, mod: IRModule) -> None:
+        super().__init__(mod)
+        self._images: set[relax.Expr] = set()  # results of convolutions, and of operations on them
+
     def visit_call_(self, call: Call) -> relax.Expr:
         call = super().visit_call_(call)
         name = getattr(call.op, "name", "")
@@ -38,43 +44,64 @@ class _LinearRewriter(relax.PyExprMutator):
         return self._move_before_reshape(call) if name in POINTWISE_OPS else call
 
     def _make_convolution(self, x: relax.Expr, weight: GenericConst) -> relax.Expr:
-        rows, channels = list_sizes(x) or ()
+        *leading, channels = list_sizes(x) or ()
         filters = np.ascontiguousarray(weight.value.numpy().T)[:, :, None, None]
         dtype = str(x.ty.dtype)
-        image = self.builder_.emit(relax.op.reshape(x, (rows, channels, 1, 1)))
+        image = self.builder_.emit(relax.op.reshape(self._skip_reshapes(x), (math.prod(leading), channels, 1, 1)))
         result = relax.op.nn.conv2d(image, relax.const(filters, dtype), out_dtype=dtype)
-        return relax.op.reshape(self.builder_.emit(result), (rows, filters.shape[0]))
+        return self._reshape_image(result, (*leading, filters.shape[0]))
+
+    def _reshape_image(self, image: relax.Expr, sizes: tuple[int, ...]) -> relax.Expr:
+        variable = self.builder_.emit(image)
+        self._images.add(variable)
+        return relax.op.reshape(variable, sizes)
 
     def _move_before_reshape(self, call: Call) -> relax.Expr:
         """Return a pointwise operation on reshaped images of one pixel as a reshaped operation on the images, so that
         the epilogue of a convolution contains it; the same call if an operand is something else.
         """
         sizes = list_sizes(call)
-        if sizes is None or len(sizes) != 2:
+        if sizes is None or len(sizes) < 2:
             return call
         operands = {arg: self._find_image(arg, sizes) for arg in call.args if isinstance(arg.ty, relax.TensorType)}
         images = [image for image in operands.values() if image is not None]
-        if len(images) < len(operands) or all(isinstance(image, GenericConst) for image in images):
+        if len(images) < len(operands) or not self._images.intersection(images):
             return call
         moved = Call(call.op, [operands.get(arg, arg) for arg in call.args], call.attrs, call.ty_args)
-        return relax.op.reshape(self.builder_.emit(moved), sizes)
+        return self._reshape_image(moved, sizes)
 
     def _find_image(self, expr: relax.Expr, sizes: tuple[int, ...]) -> relax.Expr | None:
-        """Return the image that was reshaped to a matrix, or a constant as it is added to images; None for another."""
+        """Return the image that was reshaped to a tensor, a constant as it is added to images, or another tensor as
+        images; None for a tensor with other sizes.
+        """
         if isinstance(expr, GenericConst):
             elements, dtype = expr.value.numpy(), str(expr.ty.dtype)
             if elements.ndim == 0:
                 return expr
             is_vector = elements.size == elements.shape[-1] == sizes[-1]
             return relax.const(elements.reshape(1, -1, 1, 1), dtype) if is_vector else None
-        value: Any = self.lookup_binding(expr) if isinstance(expr, relax.Var) else None
-        is_reshape = getattr(getattr(value, "op", None), "name", "") == RESHAPE_OP
-        return value.args[0] if is_reshape and list_sizes(value.args[0]) == (*sizes, 1, 1) else None
+        if list_sizes(expr) != sizes:
+            return None
+        image_sizes = (math.prod(sizes[:-1]), sizes[-1], 1, 1)
+        source = self._skip_reshapes(expr)
+        if list_sizes(source) == image_sizes:
+            return source
+        return self.builder_.emit(relax.op.reshape(source, image_sizes))
+
+    def _skip_reshapes(self, expr: relax.Expr) -> relax.Expr:
+        """Return the tensor that was reshaped, once or several times, to the given one."""
+        while isinstance(expr, relax.Var):
+            value: Any = self.lookup_binding(expr)
+            if getattr(getattr(value, "op", None), "name", "") != RESHAPE_OP:
+                break
+            expr = value.args[0]
+        return expr
 
 
 def _is_linear(call: Call) -> bool:
-    """Return whether a product is that of a matrix and a constant matrix of the same dtype as the result."""
+    """Return whether a product is that of a tensor and a constant matrix of the same dtype as the result."""
     x, weight = call.args
-    sizes = list_sizes(x), list_sizes(weight)
-    is_matrix = all(each is not None and len(each) == 2 for each in sizes)
-    return is_matrix and isinstance(weight, GenericConst) and str(x.ty.dtype) == str(call.ty.dtype)
+    sizes, weight_sizes = list_sizes(x), list_sizes(weight)
+    if sizes is None or weight_sizes is None or len(sizes) < 2 or len(weight_sizes) != 2:
+        return False
+    return isinstance(weight, GenericConst) and str(x.ty.dtype) == str(call.ty.dtype)

@@ -21,6 +21,7 @@ from tvmconv.relax.importers import simplify_imported
 from tvmconv.relax.kernels import CompileTarget, FoundKernel, KernelFinder, resolve_target
 from tvmconv.relax.layouts import Layout, plan_layouts, validate_layout
 from tvmconv.relax.linear import convert_linear_layers
+from tvmconv.relax.norms import simplify_norms
 from tvmconv.relax.report import TVM_NAME, ConvolutionReport, ModuleReport
 from tvmconv.relax.rewriting import Replacement, replace_convolutions
 from tvmconv.relax.sites import RelaxConvolution, find_sites
@@ -99,6 +100,7 @@ def optimize(
     seconds: float | None = None,
     layout: Layout = "auto",
     batch_sizes: Sequence[int] = (),
+    tf32: bool = False,
 ) -> IRModule:
     """Return a Relax module whose convolutions call tuned kernels of tvmconv, to be compiled by any pipeline of TVM.
 
@@ -115,9 +117,11 @@ def optimize(
         seconds: Time limit of a search on the GPU of the target for layers that the log does not cover, and of the
             comparison with TVM's own code, which computes the layers for which it is faster; None for neither. The
             limit counts from the call. The chosen kernels that no search has built are built afterwards.
-        layout: "auto" runs 16-bit convolutions channels last inside on CUDA, "nhwc" all, "nchw" none.
+        layout: "auto" runs 16-bit and TF32 convolutions channels last inside on CUDA, "nhwc" all, "nchw" none.
         batch_sizes: Batch sizes of a model with a symbolic batch that have kernels of their own; TVM's code computes
             other sizes. Each size adds a copy of the weights to the library.
+        tf32: Whether CUDA kernels may round the operands of float32 convolutions to TF32, whose relative precision is
+            that of float16. PyTorch does so by default.
 
     Returns:
         The module. Its function `main` takes and returns tensors of the same shapes as before.
@@ -132,7 +136,9 @@ def optimize(
         >>> import tvmconv.relax
         >>> mod = tvmconv.relax.optimize(mod, "sm_90", log="resnet18.jsonl")  # doctest: +SKIP
     """
-    return optimize_with_report(mod, target, log=log, seconds=seconds, layout=layout, batch_sizes=batch_sizes).mod
+    return optimize_with_report(
+        mod, target, log=log, seconds=seconds, layout=layout, batch_sizes=batch_sizes, tf32=tf32
+    ).mod
 
 
 def optimize_with_report(
@@ -143,6 +149,7 @@ def optimize_with_report(
     seconds: float | None = None,
     layout: Layout = "auto",
     batch_sizes: Sequence[int] = (),
+    tf32: bool = False,
 ) -> OptimizedModule:
     """Optimize a module as `optimize` does, and return it together with a report on each convolution.
 
@@ -158,7 +165,7 @@ def optimize_with_report(
     validate_layout(layout)
     compile_target = resolve_target(target)
     finder = KernelFinder(compile_target, log, creates_log=seconds is not None)
-    return _replace_in_module(mod, compile_target, finder, seconds, layout, batch_sizes)
+    return _replace_in_module(mod, compile_target, finder, seconds, layout, batch_sizes, tf32=tf32)
 
 
 def declare_convolutions(
@@ -189,6 +196,8 @@ def _replace_in_module(
     seconds: float | None,
     layout: Layout,
     batch_sizes: Sequence[int],
+    *,
+    tf32: bool = False,
 ) -> OptimizedModule:
     """Replace the convolutions of a module by the kernels of a finder, after a search if it has a time limit."""
     if not isinstance(mod, IRModule):
@@ -199,7 +208,7 @@ def _replace_in_module(
             if batch_sizes:
                 mod = specialize_batch(mod, list(_list_functions(mod)), batch_sizes)
             prepared = prepare_module(mod, has_kernels=target.device is not None)
-            planned, lines = _plan_functions(prepared, target, layout)
+            planned, lines = _plan_functions(prepared, target, layout, tf32=tf32)
         times = TvmTimes() if seconds is None else _search(prepared, planned, target, finder, deadline, timer)
         with timer.phase("build"):
             finder.build(workload for sites in planned.values() for _, workload in sites)
@@ -219,12 +228,12 @@ def prepare_module(mod: IRModule, *, has_kernels: bool) -> IRModule:
 
     If there are kernels, linear layers become convolutions.
     """
-    passes = [relax.transform.CanonicalizeBindings(), simplify_imported, relax.transform.FoldConstant()]
+    passes = [relax.transform.CanonicalizeBindings(), simplify_imported, simplify_norms, relax.transform.FoldConstant()]
     if any("NHWC" in str(layout) for layout in _list_data_layouts(mod)):
         passes = [relax.transform.ConvertLayout(CHANNELS_FIRST_LAYOUTS), *passes]
     if has_kernels:
-        passes += [convert_linear_layers, relax.transform.DeadCodeElimination()]
-    return tvm.ir.transform.Sequential(passes)(mod)
+        passes += [convert_linear_layers]
+    return tvm.ir.transform.Sequential([*passes, relax.transform.DeadCodeElimination()])(mod)
 
 
 def _list_data_layouts(mod: IRModule) -> set[str]:
@@ -255,14 +264,16 @@ def _is_foreign(function: relax.Function) -> bool:
 Planned = dict[str, list[tuple[RelaxConvolution, ConvOperator]]]
 
 
-def _plan_functions(mod: IRModule, target: CompileTarget, layout: Layout) -> tuple[Planned, list[ConvolutionReport]]:
+def _plan_functions(
+    mod: IRModule, target: CompileTarget, layout: Layout, *, tf32: bool = False
+) -> tuple[Planned, list[ConvolutionReport]]:
     """Return the convolutions of each function with their layouts, and the reports on those that are no workload."""
     planned: Planned = {}
     lines: list[ConvolutionReport] = []
     for name, function in _list_functions(mod).items():
         sites, reasons = find_sites(function)
         lines += [ConvolutionReport(name, label, "", TVM_NAME, reason=reason) for label, reason in reasons.items()]
-        planned[name] = list(zip(sites, plan_layouts(sites, target.device, layout), strict=True))
+        planned[name] = list(zip(sites, plan_layouts(sites, target.device, layout, tf32=tf32), strict=True))
     return planned, lines
 
 

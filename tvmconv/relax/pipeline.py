@@ -23,6 +23,7 @@ def make_pipeline(
     seconds: float | None = None,
     layout: Layout = "auto",
     batch_sizes: Sequence[int] = (),
+    tf32: bool = False,
     cuda_graph: bool = True,
 ) -> Any:
     """Return the pipeline that runs `optimize` and then TVM's default pipeline, for the target of the context.
@@ -32,6 +33,7 @@ def make_pipeline(
         seconds: Time limit of a search, as in `optimize`.
         layout: Layout inside the model, as in `optimize`.
         batch_sizes: Batch sizes of a model with a symbolic batch, as in `optimize`.
+        tf32: Whether kernels may round operands to TF32, as in `optimize`.
         cuda_graph: Whether launches are captured in a CUDA graph, as in `OptimizedModule.compile`.
 
     Examples:
@@ -43,7 +45,7 @@ def make_pipeline(
     @tvm.transform.module_pass(opt_level=0, name="tvmconv.pipeline")
     def run(mod: IRModule, _context: Any) -> IRModule:
         target = tvm.target.Target.current(allow_none=False)
-        optimized = optimize(mod, target, log=log, seconds=seconds, layout=layout, batch_sizes=batch_sizes)
+        optimized = optimize(mod, target, log=log, seconds=seconds, layout=layout, batch_sizes=batch_sizes, tf32=tf32)
         with capture_launches(target, is_enabled=cuda_graph):
             return relax.get_default_pipeline(target)(optimized)
 

@@ -10,8 +10,9 @@ import tvm
 from tvm import relax
 from tvm.ir import Call, GenericConst, IRModule
 
-from tvmconv.relax.graph import CONV_OPS, NORM_OP, is_foldable_norm, list_sizes, read_number
+from tvmconv.relax.graph import CONV_OPS, NORM_OP, count_readers, is_foldable_norm, read_number
 from tvmconv.relax.importers import rewrite_functions, simplify_imported
+from tvmconv.relax.norms import compute_linear_norm, make_channel_constant
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -53,13 +54,18 @@ def simplify_ops(mod: IRModule, _context: Any) -> IRModule:
 
 @relax.expr_functor.mutator
 class _OpSimplifier(relax.PyExprMutator):
+    def __init__(self, mod: IRModule) -> None:
+        super().__init__(mod)
+        self._num_readers = count_readers(mod)
+
     def visit_call_(self, call: Call) -> relax.Expr:
+        has_readers = bool(call.args) and self._num_readers[call.args[0]] > 1
         call = super().visit_call_(call)
         name = getattr(call.op, "name", "")
         if name == "relax.clip":
             return self._make_clip(call)
         if name == NORM_OP and is_foldable_norm(call):
-            return self._make_product(call)
+            return self._make_product(call, has_readers=has_readers)
         return call
 
     def _make_clip(self, call: Call) -> relax.Expr:
@@ -69,18 +75,15 @@ class _OpSimplifier(relax.PyExprMutator):
                 value = self.builder_.emit(op(value, relax.const(limit, dtype)))
         return value
 
-    def _make_product(self, call: Call) -> relax.Expr:
-        x, *constants = call.args
-        gamma, beta, mean, variance = (constant.value.numpy().astype(np.float64) for constant in constants)
-        factor = (gamma if call.attrs.scale else 1.0) / np.sqrt(variance + float(call.attrs.epsilon))
-        summand = (beta if call.attrs.center else 0.0) - mean * factor
-        shape = (-1, *(1,) * (len(list_sizes(x) or ()) - 2))
-        dtype = str(x.ty.dtype)
-        scaled = self._scale_convolution(x, factor)
+    def _make_product(self, call: Call, *, has_readers: bool) -> relax.Expr:
+        """Return a normalization as a sum, after a scaled convolution if nothing else reads the convolution."""
+        x = call.args[0]
+        factor, summand = compute_linear_norm(call)
+        scaled = None if has_readers else self._scale_convolution(x, factor)
         if scaled is None:
-            scaled = relax.op.multiply(x, relax.const(factor.reshape(shape).astype(dtype), dtype))
-        total = relax.op.add(self.builder_.emit(scaled), relax.const(summand.reshape(shape).astype(dtype), dtype))
-        return relax.Tuple([self.builder_.emit(total), *constants[2:]])
+            scaled = relax.op.multiply(x, make_channel_constant(factor, x))
+        total = relax.op.add(self.builder_.emit(scaled), make_channel_constant(summand, x))
+        return relax.Tuple([self.builder_.emit(total), *call.args[3:]])
 
     def _scale_convolution(self, x: relax.Expr, factor: NDArray[np.float64]) -> relax.Expr | None:
         """Return the convolution that computes a value, with scaled outputs; None for another value."""

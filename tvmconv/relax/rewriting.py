@@ -15,11 +15,22 @@ from tvmconv.devices import Device
 from tvmconv.relax.graph import list_sizes
 from tvmconv.relax.kernels import FoundKernel
 from tvmconv.relax.launcher import make_launcher_module
-from tvmconv.relax.layout_ops import CAST_OP, MEAN_OP, list_layout_operands, make_channels_last, permute
+from tvmconv.relax.layout_ops import (
+    CAST_OP,
+    MEAN_OP,
+    SPLIT_OP,
+    find_shuffled,
+    is_permutation,
+    list_layout_operands,
+    make_channels_last,
+    permute,
+    shuffle_channels_last,
+)
+from tvmconv.relax.layouts import is_truncating
 from tvmconv.relax.reductions import MEAN_DTYPES, make_mean_function, make_mean_symbol
 from tvmconv.relax.sites import RelaxConvolution, make_weight, reshape_scale
 from tvmconv.workloads.conv_operator import ConvOperator
-from tvmconv.workloads.dtypes import ACCUMULATOR
+from tvmconv.workloads.dtypes import ACCUMULATOR, MEAN_TRUNCATION_LOSS, TF32, round_operand
 from tvmconv.workloads.layout import CHANNELS_LAST
 
 EXTERNAL_MODULES = "external_mods"  # attribute of a module: compiled modules that the executable links
@@ -77,6 +88,9 @@ class _ConvReplacer(relax.PyExprMutator):
         # The same tensors channels last, in this block, and those among them that are computed channels last.
         self._channels_last: dict[relax.Expr, relax.Expr] = {}
         self._native: set[relax.Expr] = set()
+        self._values: dict[relax.Expr, relax.Expr] = {}  # by their variables, before the rewriting
+        self._splits: dict[relax.Expr, relax.Expr] = {}  # channels-last tuple by the variable of a split
+        self._has_channels_last = False  # whether a kernel of the function is channels last
         self._cast_operands: dict[relax.Expr, relax.Expr] = {}  # by the variable of the cast
         self._mean_operands: dict[relax.Expr, relax.Expr] = {}  # channels-last operand by the variable of the mean
         self._functions: dict[str, Any] = {}
@@ -85,28 +99,34 @@ class _ConvReplacer(relax.PyExprMutator):
     def rewrite(self, name: str, replacements: Sequence[Replacement]) -> None:
         """Rewrite a function of the module."""
         self._replacements = {replacement.site.result: replacement for replacement in replacements}
+        self._has_channels_last = any(replacement.channels_last for replacement in replacements)
         self.builder_.update_func(self._mod.get_global_var(name), self.visit_expr(self._mod[name]))
 
     def visit_dataflow_block_(self, block: relax.DataflowBlock) -> relax.DataflowBlock:
         """Visit a block, whose variables are not visible in other blocks."""
-        self._channels_last, self._native = {}, set()
+        self._channels_last, self._native, self._splits = {}, set(), {}
         return super().visit_dataflow_block_(block)
 
     def visit_binding_block_(self, block: relax.BindingBlock) -> relax.BindingBlock:
         """Visit a block."""
-        self._channels_last, self._native = {}, set()
+        self._channels_last, self._native, self._splits = {}, set(), {}
         return super().visit_binding_block_(block)
 
     def visit_var_binding_(self, binding: relax.VarBinding) -> None:
         """Emit the call of a kernel where the last operation of an epilogue stood."""
+        self._values[binding.var] = binding.value
         replacement = self._replacements.get(binding.var)
         if replacement is not None:
             value: relax.Expr = self._make_call(replacement)
             is_channels_last = replacement.channels_last
-        elif any(operand in self._native for operand in list_layout_operands(binding.value)):
-            value, is_channels_last = self._make_channels_last(binding), True
+        elif is_permutation(binding.value, to_last=True) and binding.value.args[0] in self._native:
+            value, is_channels_last = self._channels_last[binding.value.args[0]], False
+        elif (moved := self._move_channels(binding)) is not None:
+            value, is_channels_last = moved, True
         else:
             super().visit_var_binding_(binding)
+            if is_permutation(binding.value, to_last=False):
+                self._channels_last[binding.var] = self.visit_expr(binding.value.args[0])
             return
         if is_channels_last:
             self._channels_last[binding.var] = result = self.builder_.emit(value)
@@ -114,6 +134,25 @@ class _ConvReplacer(relax.PyExprMutator):
             value = permute(result, to_last=False)
         is_local = isinstance(binding.var, relax.DataflowVar)
         self.set_var_remap(binding.var, self.builder_.emit(value) if is_local else self.builder_.emit_output(value))
+
+    def _move_channels(self, binding: relax.VarBinding) -> relax.Expr | None:
+        """Return the channels-last tensor of a binding whose operation has a channels-last operand and does the same in
+        both layouts; None for another binding. That of a split is known for its items alone.
+        """
+        value = binding.value
+        if isinstance(value, relax.TupleGetItem) and value.tuple_value in self._splits:
+            return relax.TupleGetItem(self._splits[value.tuple_value], int(value.index))
+        is_image = len(list_sizes(binding.var) or ()) > 3  # of three axes, the same permutation moves channels back
+        if self._has_channels_last and is_image and is_permutation(value, to_last=False):
+            return self.visit_expr(value.args[0])
+        if (shuffled := find_shuffled(value, self._values)) is not None and shuffled[0] in self._native:
+            return shuffle_channels_last(self._channels_last[shuffled[0]], shuffled[1], self.builder_.emit)
+        if not any(operand in self._native for operand in list_layout_operands(value)):
+            return None
+        if value.op.name != SPLIT_OP:
+            return self._make_channels_last(binding)
+        self._splits[binding.var] = self.builder_.emit(make_channels_last(value, self._read_channels_last))
+        return None
 
     def _make_channels_last(self, binding: relax.VarBinding) -> relax.Expr:
         """Return an operation for channels-last operands. Means, and casts before and after them, are one function."""
@@ -185,6 +224,8 @@ class _ConvReplacer(relax.PyExprMutator):
         site = replacement.site
         if isinstance(site.weight, GenericConst):
             elements = make_weight(site, site.weight.value.numpy(), channels_last=replacement.channels_last)
+            if is_truncating(replacement.workload, replacement.kernel.schedule):  # as the kernel truncates the input
+                elements = round_operand(TF32.name, elements * np.float32(1 + MEAN_TRUNCATION_LOSS))
             return relax.const(elements, str(site.weight.ty.dtype))
         weight = self.visit_expr(site.weight)
         if site.is_scaled:

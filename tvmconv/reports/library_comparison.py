@@ -27,9 +27,9 @@ SHARE = ", of the limit"  # end of the headers of `Result.compute_limit_share`
 
 def make_comparison_table(sweep: Sweep) -> Table:
     """Return a table with one row per layer: the tuned kernel, each library, and the kernel's speed-up over it. If the
-    peak rates of the device are known, the shares of the limit that `Result.compute_limit_share` describes follow. If
-    the network's counts are known, the row before the last has the times of all its layers. The last row has the
-    geometric means over the distinct layers.
+    peak rates of the device are known, the shares of the limit that `Result.compute_limit_share` describes follow, and
+    the clock and the energy of a launch where they were measured. If the network's counts are known, the row before the
+    last has the times of all its layers. The last row has the geometric means over the distinct layers.
     """
     results, names = sweep.results, list_compared_names(sweep)
     columns: dict[str, list[str]] = {sweep.axis: [*sweep.labels]}
@@ -41,6 +41,7 @@ def make_comparison_table(sweep: Sweep) -> Table:
     has_shares = any(tuned_shares)
     if has_shares:
         columns[f"{TUNED}{SHARE}"] = [*map(format_optional, tuned_shares)]
+        columns |= _make_sensor_columns(results, TUNED)
     network_row, mean_row = {sweep.axis: NETWORK_ROW}, {sweep.axis: "geometric mean"}
     tuned_seconds = sum_network_seconds(sweep, TUNED)
     network_row[f"{TUNED} [µs]"] = format_micros(tuned_seconds)
@@ -55,6 +56,7 @@ def make_comparison_table(sweep: Sweep) -> Table:
             shares = [result.compute_limit_share(name) for result in results]
             columns[f"{name}{SHARE}"] = [*map(format_optional, shares)]
             mean_row[f"{name}{SHARE}"] = format_mean(shares)
+            columns |= _make_sensor_columns(results, name)
         implementations = _list_implementations(results, name)
         if any(implementations):
             columns[f"{name}, how"] = [implementation or EMPTY_CELL for implementation in implementations]
@@ -67,6 +69,17 @@ def make_comparison_table(sweep: Sweep) -> Table:
     footer = [network_row] * bool(sweep.counts) + [mean_row] * bool(names)
     lines += [tuple(row.get(header, EMPTY_CELL) for header in columns) for row in footer]
     return Table([*columns], lines, {sweep.axis, "schedule", *(f"{name}, how" for name in names)})
+
+
+def _make_sensor_columns(results: Sequence[Result], name: str) -> dict[str, list[str]]:
+    """Return the clock of a row and the energy of its launch; no columns if nothing was measured."""
+    runs = [result.find_row(name).sustained for result in results]
+    if not any(runs):
+        return {}
+    return {
+        f"{name} [MHz]": [f"{run.clock_hz / 1e6:,.0f}" if run else EMPTY_CELL for run in runs],
+        f"{name} [mJ]": [format_optional(run.joules * 1e3 if run and run.joules else None) for run in runs],
+    }
 
 
 def make_time_header(results: Sequence[Result], name: str) -> str:

@@ -9,6 +9,7 @@ from tvmconv.experiments.results import TUNED, Result, ResultRow
 from tvmconv.experiments.sweep import Sweep, fill_counts, split_input_shape
 from tvmconv.reports import library_comparison
 from tvmconv.reports.charts import SweepInfo, compute_size_info, compute_sweep_info, draw_sweep
+from tvmconv.reports.limits import compute_limits_info, draw_limits
 from tvmconv.reports.suite import SuiteInfo, compute_suite_info, draw_suite, format_heading
 from tvmconv.reports.tables import (
     EMPTY_CELL,
@@ -156,7 +157,7 @@ def draw_chart(sweep: Sweep, path: Path) -> None:
 
 
 def write_sweep(sweep: Sweep, folder: Path) -> None:
-    """Write NAME.json, the page NAME.md and the chart NAME.png."""
+    """Write NAME.json, the page NAME.md, the chart NAME.png, and NAME-limits.png if clock and energy were measured."""
     write_numbers(sweep, folder)
     rewrite_page(Sweep.read(folder / f"{sweep.name}.json"), folder)
 
@@ -173,6 +174,8 @@ def rewrite_page(sweep: Sweep, folder: Path) -> None:
     """Write NAME.md and the chart NAME.png; NAME.json is not changed."""
     _write_markdown(sweep, folder)
     draw_chart(sweep, folder / f"{sweep.name}.png")
+    if limits := compute_limits_info(make_title(sweep), sweep):
+        draw_limits(limits, folder / f"{sweep.name}-limits.png")
 
 
 def _write_markdown(sweep: Sweep, folder: Path) -> None:

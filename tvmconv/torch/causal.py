@@ -282,7 +282,12 @@ class CausalConv3d(torch.nn.Conv3d):
         return kernel(*(named[name] for name in kernel.workload.argument_names[:-1]))
 
     def _pack_weight(self) -> torch.Tensor:
-        """Return the weight, channels last; it is copied once for each of its versions."""
+        """Return the weight, channels last; it is copied once for each of its versions.
+
+        Tensors of inference mode have none, and are copied in each call unless they are channels last.
+        """
+        if self.weight.is_inference():
+            return _move_channels_last(self.weight)
         key = self.weight.data_ptr(), self.weight._version
         if self._packed is None or self._packed[0] != key:
             self._packed = key, _move_channels_last(self.weight.detach())

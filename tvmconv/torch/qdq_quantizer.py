@@ -31,6 +31,7 @@ class QdqQuantizer(GraphQuantizer):
     """The quantization of a model by its own pairs; the arguments are those of `GraphQuantizer`."""
 
     dtype = INT8
+    may_choose = False  # its own floats would pass through the pairs of operators
 
     def __init__(self, partitions: Sequence[GraphPartition], sites: Sequence[ConvSite]) -> None:
         super().__init__(partitions, sites)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -16,6 +16,7 @@ from tvmconv.torch.conv_site import ConvSite
 from tvmconv.torch.layer import TunedConv
 from tvmconv.torch.model import Optimized
 from tvmconv.torch.partition import GraphPartition
+from tvmconv.torch.quantization_choice import StepCosts, choose_quantized
 from tvmconv.torch.quantization_options import QuantizationOptions
 from tvmconv.torch.quantization_plan import QuantizedGraph, quantize_graph
 from tvmconv.torch.quantized_layer import Dequantize, Quantize, QuantizedConv
@@ -59,6 +60,7 @@ class GraphQuantizer(ABC):
     """
 
     dtype: Dtype  # of the operands
+    may_choose: bool  # whether the model's precision is an alternative to 8 bits, layer by layer
 
     def __init__(self, partitions: Sequence[GraphPartition], sites: Sequence[ConvSite]) -> None:
         self._partitions = partitions
@@ -78,6 +80,31 @@ class GraphQuantizer(ABC):
         self, graph_module: fx.GraphModule, convs: ConvNodes, quantized: Sequence[fx.Node]
     ) -> QuantizedGraph:
         """Return the graph of a module in which some convolutions have operands of 8 bits."""
+
+    def choose(self, costs: StepCosts, has_time: Callable[[], bool]) -> set[int]:
+        """Return the identities of the modules whose quantization lowers the time of the model.
+
+        Args:
+            costs: Seconds of the steps of a graph.
+            has_time: Function that returns whether to go on.
+        """
+        quantized, chosen = self._list_quantized(), set[int]()
+        for convs in self._convs:
+            candidates = [node for node in convs if node in quantized]
+            chosen |= {id(convs[node]) for node in choose_quantized(convs, candidates, costs, has_time)}
+        return chosen
+
+    def make_float_output(self, site: QuantizedSite) -> QuantizedSite:
+        """Return a convolution whose output has the model's precision in place of 8 bits."""
+        layer = QuantizedConv(
+            site.module.source, site.module.dtype, get_output_dtype(site.site), site.module.input_scale
+        )
+        return replace(site, module=layer, workload_text=self.float_output_texts[id(site.site.module)])
+
+    def get_site(self, node: fx.Node) -> ConvSite:
+        """Return the convolution of a node."""
+        (module,) = (convs[node] for convs in self._convs if node in convs)
+        return self._sites[id(module)]
 
     def _list_quantized(self) -> dict[Any, TunedConv]:
         return {
@@ -122,6 +149,8 @@ class ModelQuantizer(GraphQuantizer):
         sites: All convolutions.
         options: Type, batches and bounds.
     """
+
+    may_choose = True
 
     def __init__(
         self,

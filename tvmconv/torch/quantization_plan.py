@@ -56,6 +56,13 @@ def find_stored(convs: ConvNodes, quantized: Collection[fx.Node]) -> set[fx.Node
         stored -= dropped
 
 
+def list_read_in_8_bits(node: fx.Node, stored: Collection[fx.Node]) -> list[fx.Node]:
+    """Return the tensors that a quantized convolution reads in 8 bits: its input, and the residual of a stored one."""
+    input_node, residual = node.args[0], find_residual(node)
+    assert isinstance(input_node, fx.Node)
+    return [input_node, *([residual] if residual is not None and node in stored else [])]
+
+
 def _is_input(node: fx.Node, quantized: Collection[fx.Node]) -> bool:
     """Return whether a quantized convolution reads a tensor as its input."""
     return any(reader in quantized and reader.args[0] is node for reader in node.users)
@@ -125,8 +132,7 @@ def quantize_graph(
         )
         layers[node] = layer
         new_node = copies[node]
-        read_in_8_bits = [input_node, *([residual] if is_stored and residual is not None else [])]
-        for index, read in enumerate(read_in_8_bits):
+        for index, read in enumerate(list_read_in_8_bits(node, stored)):
             if read not in stored:
                 rounded.add(node)
                 new_node.update_arg(index, builder.round(read, copies[read], new_node, scales[read], source, dtype))

@@ -2,21 +2,25 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
+from torch import fx
 
 from tvmconv.deadline import Deadline
 from tvmconv.errors import Error
 from tvmconv.measure.workers.pool import keep_workers_alive
 from tvmconv.torch import operator
 from tvmconv.torch.accuracy import compute_relative_error
+from tvmconv.torch.conv_site import ConvSite
 from tvmconv.torch.eight_bit_rounding import round_to_8_bits
 from tvmconv.torch.kernels import AvailableKernel, KernelProvider
-from tvmconv.torch.quantization import GraphQuantizer, QuantizedSite
-from tvmconv.torch.quantized_layer import Quantize
+from tvmconv.torch.quantization import GraphQuantizer, QuantizedSite, get_output_dtype
+from tvmconv.torch.quantization_choice import StepCosts
+from tvmconv.torch.quantized_layer import Dequantize, Quantize
 from tvmconv.torch.selection import NO_TIME_REASON, ChooseMode
 from tvmconv.torch.signature import lay_out, parse_signature
 from tvmconv.torch.timing import TimingCache
@@ -42,7 +46,7 @@ class QuantizedSelector:
     Args:
         provider: Source of kernels.
         timing_cache: Times of calls.
-        choose: "fastest" for layers that are faster than in the model's precision, "tuned" for all with a kernel.
+        choose: "fastest" for layers that make the model faster, "tuned" for all with a kernel.
         deadline: End of searches and timings.
     """
 
@@ -51,7 +55,7 @@ class QuantizedSelector:
     ) -> None:
         self._provider, self._timing_cache, self._choose_mode = provider, timing_cache, choose
         self._deadline = deadline
-        self._selections: dict[tuple[str, str, bool], QuantizedSelection] = {}
+        self._selections: dict[tuple[str, str], QuantizedSelection] = {}
 
     def select_all(self, quantizer: GraphQuantizer) -> list[tuple[QuantizedSite, QuantizedSelection]]:
         """Quantize a model with the selected convolutions, and return these.
@@ -59,11 +63,16 @@ class QuantizedSelector:
         Without a convolution's quantization, the outputs before it have another type, and thus other kernels. The
         remaining ones are then selected again.
         """
+        if self._choose_mode == "fastest" and quantizer.may_choose:
+            self._leave_out_slower(quantizer)
         while True:
             sites = quantizer.apply()
             self._find_kernels(site.workload_text for site in sites)
             selected = [(site, self._select(site)) for site in sites]
             rejected = [(site, selection) for site, selection in selected if selection.kernel is None]
+            if self._choose_mode == "fastest" and not quantizer.may_choose:
+                slower = [(site, selection) for site, selection in selected if self._is_slower(site, selection)]
+                rejected += [(site, replace(selection, reason=NOT_FASTER_REASON)) for site, selection in slower]
             if not rejected:
                 break
             for site, selection in rejected:
@@ -72,6 +81,46 @@ class QuantizedSelector:
             assert selection.kernel is not None
             self._assign(site, selection.kernel)
         return selected
+
+    def _leave_out_slower(self, quantizer: GraphQuantizer) -> None:
+        """Have a quantizer leave out the convolutions without which the model is faster, by times of all steps."""
+        sites = {id(site.site.module): site for site in quantizer.apply()}
+        self._find_kernels([*(site.workload_text for site in sites.values()), *quantizer.float_output_texts.values()])
+        float_sites = dict[int, QuantizedSite]()
+
+        def get_variant(node: fx.Node, is_stored: bool) -> QuantizedSite:
+            site = sites[id(quantizer.get_site(node).module)]
+            if is_stored or site.module.output_dtype is not site.module.dtype:
+                return site
+            key = id(site.site.module)
+            if key not in float_sites:
+                float_sites[key] = quantizer.make_float_output(site)
+            return float_sites[key]
+
+        def time_quantized(node: fx.Node, is_stored: bool) -> float:
+            seconds = self._select(get_variant(node, is_stored)).seconds
+            return math.inf if seconds is None else seconds
+
+        def time_rounding(node: fx.Node, tensor: fx.Node) -> float:
+            site = sites[id(quantizer.get_site(node).module)]
+            metadata = site.site.residual_metadata if tensor is not node.args[0] else site.site.input_metadata
+            assert metadata is not None
+            return self._time_rounding(metadata.make_random_like(), site.module.dtype)
+
+        def time_widening(node: fx.Node) -> float:
+            return self._time_widening(sites[id(quantizer.get_site(node).module)])
+
+        costs = StepCosts(
+            lambda node: self._time_former(quantizer.get_site(node)), time_quantized, time_rounding, time_widening
+        )
+        chosen = quantizer.choose(costs, self._has_time)
+        for key, site in sites.items():
+            if key not in chosen:
+                reason = self._select(site).reason
+                quantizer.reasons[key] = reason or NOT_FASTER_REASON
+
+    def _has_time(self) -> bool:
+        return self._deadline is None or not self._deadline.cut_off.has_passed
 
     def _find_kernels(self, texts: Iterable[str]) -> None:
         """Find kernels of workloads that have none, with the configs of those that differ in the epilogue only."""
@@ -88,33 +137,35 @@ class QuantizedSelector:
 
     def _select(self, site: QuantizedSite) -> QuantizedSelection:
         """Measure a convolution, unless an equal one was measured."""
-        key = site.workload_text, site.site.workload_text, site.is_rounded
+        key = site.workload_text, site.site.workload_text
         if key not in self._selections:
             self._selections[key] = self._measure(site)
         return self._selections[key]
 
     def _measure(self, site: QuantizedSite) -> QuantizedSelection:
-        """Time a convolution in the model's precision and with the kernels for 8-bit operands."""
+        """Time a convolution with the kernels for 8-bit operands."""
         provider, text = self._provider, site.workload_text
         if text not in provider.available:
             return QuantizedSelection(reason=provider.failure_reasons.get(text, "it has no kernel"))
-        if self._deadline and self._deadline.cut_off.has_passed:
+        if not self._has_time():
             return QuantizedSelection(reason=NO_TIME_REASON)
-        former = site.site
-        metadata = [former.input_metadata, *([former.residual_metadata] if former.residual_metadata else [])]
-        former_arguments = [each.make_random_like() for each in metadata]
-        former_name = f"precision of the model: {former.workload_text}, {former.former_names}, {former.module.kernels}"
-        former_seconds = self._timing_cache.get_seconds(former_name, lambda: former.module(*former_arguments))
-        selection = self._find_fastest(site, former_arguments)
-        if self._choose_mode == "tuned" or selection.seconds is None:
-            return selection
-        is_slower = selection.seconds >= former_seconds
-        if is_slower and site.module.output_dtype is site.module.dtype:  # its readers round an output of floats
-            former_seconds += self._time_rounding(former.module(*former_arguments), site.module.dtype)
-            is_slower = selection.seconds >= former_seconds
-        if is_slower:
-            selection = replace(selection, kernel=None, reason=NOT_FASTER_REASON)
-        return selection
+        return self._find_fastest(site, _make_former_arguments(site.site))
+
+    def _is_slower(self, site: QuantizedSite, selection: QuantizedSelection) -> bool:
+        """Return whether a convolution is faster in the model's precision, with the rounding that its readers need."""
+        former, module = site.site, site.module
+        if selection.seconds is None or selection.seconds < (former_seconds := self._time_former(former)):
+            return False
+        if module.output_dtype is module.dtype:
+            output = former.module(*_make_former_arguments(former))
+            former_seconds += self._time_rounding(output, module.dtype)
+        return selection.seconds >= former_seconds
+
+    def _time_former(self, former: ConvSite) -> float:
+        """Return the seconds of a convolution in the model's precision."""
+        arguments = _make_former_arguments(former)
+        name = f"precision of the model: {former.workload_text}, {former.former_names}, {former.module.kernels}"
+        return self._timing_cache.get_seconds(name, lambda: former.module(*arguments))
 
     def _find_fastest(self, site: QuantizedSite, former_arguments: list[torch.Tensor]) -> QuantizedSelection:
         """Return the fastest kernel that computes a convolution correctly."""
@@ -128,7 +179,8 @@ class QuantizedSelector:
             if problem := self._try_kernel(site, kernel, arguments, expected):
                 selection.reason = problem
             else:
-                seconds = self._time(site, kernel, arguments, former_arguments[0])
+                name = f"{kernel.digest}: {site.workload_text}"
+                seconds = self._timing_cache.get_seconds(name, lambda: site.module(*arguments))
                 if selection.seconds is None or seconds < selection.seconds:
                     selection.seconds, selection.kernel = seconds, kernel
             site.module.clear_kernel(site.module.make_key(arguments[0]))
@@ -136,18 +188,12 @@ class QuantizedSelector:
                 operator.remove_kernel(kernel.name, kernel.torch_device)
         return selection
 
-    def _time(
-        self, site: QuantizedSite, kernel: AvailableKernel, arguments: list[torch.Tensor], former_input: torch.Tensor
-    ) -> float:
-        """Return the seconds of a layer with an assigned kernel, and with the rounding of its input if it has one."""
-        name = f"{kernel.digest}: {site.workload_text}"
-        if not site.is_rounded:
-            return self._timing_cache.get_seconds(name, lambda: site.module(*arguments))
-        rounding = Quantize(1.0, site.module.dtype, former_input.device)
-        return self._timing_cache.get_seconds(
-            f"{name}, with the rounding of {former_input.dtype}",
-            lambda: site.module(rounding(former_input), *arguments[1:]),
-        )
+    def _time_widening(self, site: QuantizedSite) -> float:
+        """Return the seconds of the widening of a convolution's residual of 8 bits."""
+        residual = _make_arguments(site, _make_former_arguments(site.site))[1].to(site.module.dtype)
+        widening = Dequantize(1.0, get_output_dtype(site.site))
+        name = f"widening of {tuple(residual.shape)}, {residual.stride()}, {residual.dtype}"
+        return self._timing_cache.get_seconds(name, lambda: widening(residual))
 
     def _time_rounding(self, tensor: torch.Tensor, dtype: torch.dtype) -> float:
         """Return the seconds of the rounding of a tensor."""
@@ -172,6 +218,12 @@ class QuantizedSelector:
             return str(failure).splitlines()[0]
         tolerance = TOLERANCE_FACTOR * parse_signature(site.workload_text).workload.tolerance
         return "" if error <= tolerance else f"the kernel's result differs by {error:.1e}, more than {tolerance:.1e}"
+
+
+def _make_former_arguments(former: ConvSite) -> list[torch.Tensor]:
+    """Return a random input, and a residual if there is one, in the model's precision."""
+    metadata = [former.input_metadata, *([former.residual_metadata] if former.residual_metadata else [])]
+    return [each.make_random_like() for each in metadata]
 
 
 def _make_arguments(site: QuantizedSite, former_arguments: list[torch.Tensor]) -> list[torch.Tensor]:

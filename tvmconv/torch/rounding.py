@@ -12,14 +12,12 @@ Source of the law: Hamming, "On the Distribution of Numbers", Bell System Techni
 
 from __future__ import annotations
 
-import math
-
 import torch
 
 from tvmconv.torch.operator import Launcher
 from tvmconv.torch.signature import ConvSignature
+from tvmconv.workloads.dtypes import MEAN_TRUNCATION_LOSS
 
-MEAN_TRUNCATION_LOSS = 2.0**-11 / (2 * math.log(2))  # relative loss by truncation to 10 bits of mantissa
 NUM_DROPPED_BITS = 13
 
 

@@ -16,6 +16,7 @@ if TYPE_CHECKING:
 
     from tvmconv.workloads.conv import Conv
     from tvmconv.workloads.conv_operator import ConvOperator
+    from tvmconv.workloads.conv_te import SumDeclaration
 
 
 def declare_input_gradient(
@@ -55,6 +56,31 @@ def declare_input_gradient(
 
     def to_sum_index(n: tirx.Expr, channel: tirx.Expr, *position: tirx.Expr) -> IndexExprs:
         return n, channel // out_channels, channel % out_channels, *position
+
+    return _declare_result(w, arguments, total, to_sum_index, ("n", "o", *OUTPUT_AXES[w.spatial_ndim]))
+
+
+def declare_direct_convolution(w: ConvOperator, conv: Conv, convolve: SumDeclaration) -> tuple[te.Tensor, ...]:
+    """Declare dX of stride 1 from its arguments as a convolution of dY, with other stages than `padded` and `weight`.
+
+    Args:
+        w: The operator, of one group.
+        conv: The convolution of dY.
+        convolve: Function from dY and the filters, K with flipped taps and exchanged channels, to the sums.
+    """
+    arguments = _declare_arguments(w)
+    dY, K = (arguments[name] for name in w.OPERANDS)
+    order = to_storage_order(w.layout, [*range(2 + w.spatial_ndim)])
+
+    def read_weight(*indices: tirx.Var) -> tirx.Expr:
+        channel_out, channel_in, *tap = (indices[order.index(axis)] for axis in range(len(order)))
+        flipped = [size - 1 - r for size, r in zip(conv.kernel, tap, strict=True)]
+        return K(*to_storage_order(w.layout, (channel_in, channel_out, *flipped)))
+
+    total = convolve(dY, te.compute(conv.argument_shapes[1], read_weight, name="filters"))
+
+    def to_sum_index(n: tirx.Expr, channel: tirx.Expr, *position: tirx.Expr) -> IndexExprs:
+        return n, 0, channel, *position
 
     return _declare_result(w, arguments, total, to_sum_index, ("n", "o", *OUTPUT_AXES[w.spatial_ndim]))
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -65,6 +66,9 @@ EIGHT_BIT_DTYPES = (*FLOAT8_DTYPES, INT8.name)
 DTYPES_BY_TEXT = {dtype.text: dtype for dtype in DTYPES.values()}
 # Dtypes of models and their convolutions in PyTorch, by text.
 MODEL_DTYPES_BY_TEXT = {text: dtype for text, dtype in DTYPES_BY_TEXT.items() if dtype.name not in EIGHT_BIT_DTYPES}
+
+# Mean relative loss of numbers of Benford's law that tensor cores truncate to 10 bits of mantissa.
+MEAN_TRUNCATION_LOSS = 2.0**-11 / (2 * math.log(2))
 
 
 def round_operand(name: str, array: NDArray[np.float32]) -> NDArray[Any]:

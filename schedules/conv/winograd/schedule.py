@@ -54,13 +54,20 @@ def winograd(s: Schedule, w: Conv2d, k: Knobs) -> Schedule:
     grid, config = declare_knobs(k, w)
     channels, tiles = (tile.extent for tile in config.output)
     s = Schedule(te.create_prim_func(list(declare_winograd(w, grid, channels, tiles))))
+    schedule_stages(s, w, grid, config)
+    mark_constant_args(s, "K")
+    return s
+
+
+def schedule_stages(
+    s: Schedule, w: Conv2d, grid: WinogradTileGrid, config: DirectTileConfig, output: str = "Y"
+) -> None:
+    """Schedule the transforms and the product that `te_stages` declares; `output` is the name of the result."""
     _schedule_transform(s, "g", "gG", "U")
     _schedule_transform(s, "d", "Bd", "V")
     _schedule_product(s, config)
-    _schedule_output_transform(s, w, grid)
-    mark_constant_args(s, "K")
+    _schedule_output_transform(s, w, grid, output)
     hoist_guards(s)
-    return s
 
 
 def _schedule_transform(s: Schedule, source_name: str, half_name: str, whole_name: str) -> None:
@@ -91,10 +98,10 @@ def _schedule_product(s: Schedule, config: DirectTileConfig) -> None:
     pipeline_operand_copies(s, blocks.multiply_block, copies, [list, list], nest, config)
 
 
-def _schedule_output_transform(s: Schedule, w: Conv2d, grid: WinogradTileGrid) -> None:
+def _schedule_output_transform(s: Schedule, w: Conv2d, grid: WinogradTileGrid, output: str) -> None:
     """Let each thread transform one output tile and store it with the epilogue."""
     s.compute_inline(s.get_sblock("sum"))
-    outputs = s.get_sblock("Y")
+    outputs = s.get_sblock(output)
     axes = dict(zip(to_storage_order(w.output_layout, "nopq"), s.get_loops(outputs), strict=True))
     image, channel, row, column = (axes[name] for name in "nopq")
     (row, u), (column, v) = (s.split(axis, [None, grid.m]) for axis in (row, column))

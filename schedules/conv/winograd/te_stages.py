@@ -35,13 +35,13 @@ def declare_winograd(w: Conv2d, grid: WinogradTileGrid, num_channels: int, num_t
 
     Channels and tiles may be padded; the additional ones have zero filters and inputs.
     """
-    return declare_around(w, lambda X, K: _declare_outputs(w, grid, num_channels, num_tiles, X, K))
+    return declare_around(w, lambda X, K: declare_outputs(w, grid, num_channels, num_tiles, X, K))
 
 
-def _declare_outputs(
+def declare_outputs(
     w: Conv2d, grid: WinogradTileGrid, channels: int, tiles: int, X: te.Tensor, K: te.Tensor
 ) -> te.Tensor:
-    """Declare the sums by tiles."""
+    """Declare the sums by tiles, from an input and filters in the layout of the convolution."""
     m, (A, B, G) = grid.m, make_winograd_matrices(grid.m, w.R)
     U, V = _declare_filters(w, grid, channels, transpose(G), K), _declare_inputs(w, grid, tiles, B, X)
     c = te.reduce_axis((0, w.C), "c")

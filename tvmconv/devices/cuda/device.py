@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,7 +19,9 @@ from tvmconv.devices.comparison import ReferenceOutput
 from tvmconv.devices.cuda.benchmark import CudaBenchmark
 from tvmconv.devices.cuda.graphs import check_cuda, query_attribute
 from tvmconv.devices.cuda.loaded_kernel import CudaLoadedKernel, DeviceArrays, translate_errors
+from tvmconv.devices.cuda.nvml import GpuSensors
 from tvmconv.devices.device import Device, DeviceNotFoundError, get_first_line
+from tvmconv.devices.power import PowerSample
 from tvmconv.errors import DeviceError
 from tvmconv.optional_packages import format_install_command
 from tvmconv.target import WARP_SIZE, find_architecture, get_block_limits
@@ -97,6 +99,11 @@ class CudaDevice(_NvidiaDevice):
     ) -> CudaBenchmark:
         """Copy inputs and reference to the GPU; see `Device.create_benchmark`."""
         return CudaBenchmark(self, inputs, reference)
+
+    def open_sensors(self) -> Callable[[], PowerSample]:
+        """Return a function that reads clock and energy by NVML; see `Device.open_sensors`."""
+        bus_id = check_cuda(cuda.runtime.cudaDeviceGetPCIBusId(32, self.index))
+        return GpuSensors(bus_id.decode().rstrip("\0")).read
 
     @contextmanager
     def occupy_memory(self, sizes_bytes: Sequence[int]) -> Iterator[None]:

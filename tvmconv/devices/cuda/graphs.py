@@ -21,7 +21,7 @@ from tvmconv.errors import DeviceError
 EVENT_RESOLUTION_SECONDS = 0.5e-6  # approximate resolution of CUDA events
 MIN_REPLAY_SECONDS = 200e-6  # the event resolution is a quarter of a percent of this time
 MAX_LAUNCHES = 200
-MIN_REPLAYS, MAX_REPLAYS = 20, 1000
+MIN_REPLAYS, MAX_REPLAYS = 20, 10_000
 MAX_SLOW_SECONDS, MIN_SLOW_REPLAYS = 0.35, 3  # replays of slow kernels: fewer than MIN_REPLAYS after this time
 NUM_PROBES, PROBE_SECONDS = 4, 10e-3  # extra replays that estimate the launch time if the first is shorter than this
 WARM_UP_SECONDS = 0.05  # a GPU that was just busy reaches its full clocks within this time

@@ -35,7 +35,7 @@ from ..implicit_gemm_shape import ACCUMULATOR_BYTES, ImplicitGemmShape
 from .atoms import ThreadPosition, WgmmaAtom
 from .channels_first_epilogue import ChannelsFirstOutput
 from .epilogue_ops import EpilogueOps, apply_to_pixels, apply_to_vector
-from .pipelines import map_to_cta
+from .pipelines import map_to_cta, sync_cluster_relaxed
 from .residue_classes import ResidueClasses
 from .tile_reduction import TileReduction
 from .tile_scheduler import WorkTile
@@ -59,6 +59,13 @@ class ClusterReduction(TileReduction):
     vector_channels: int  # neighbouring channels that a thread stores at a time
     residues: ResidueClasses | None = None  # residue classes of the rows; None if rows are pixels of the output
     output: ChannelsFirstOutput | None = None  # the output, if it is channels first; residuals are as well
+
+    def _wait_for_reads(self) -> None:
+        """Wait until all threads of the cluster have read the stages."""
+        if self.num_ctas > 1:
+            sync_cluster_relaxed()
+        else:
+            self._sync()
 
     def _sync(self) -> None:
         """Wait for all threads of the cluster."""

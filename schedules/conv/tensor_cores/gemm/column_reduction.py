@@ -14,7 +14,7 @@ from tvm.script import tirx as T  # noqa: N812  (TVM's own name for it)
 from ....tir_builder import Buffer, Expr, Register, allocate, emit_call, emit_ptx, if_, store, to_uint32
 from ..implicit_gemm_shape import ACCUMULATOR_BYTES
 from .atoms import ThreadPosition, WgmmaAtom
-from .pipelines import map_to_cta
+from .pipelines import map_to_cta, sync_cluster_relaxed
 
 VECTOR = 4  # sums that a thread stores at a time
 
@@ -44,7 +44,7 @@ class ColumnReduction:
         num_sums = self.slice_atom.num_accumulators
         sums, vector = allocate("sums", self.m_atoms * num_sums, "float32"), allocate("partial", VECTOR, "float32")
         remote, holds_sums = Register("remote_sums", "uint32"), thread.thread < self.num_threads
-        emit_call(T.cuda.cluster_sync())
+        sync_cluster_relaxed()
         with if_(holds_sums):
             for target in range(self.num_ctas):
                 map_to_cta(remote, smem + self._offset(rank, 0, thread), target)

@@ -25,6 +25,7 @@ class EpilogueTile:
     row_bytes: int  # bytes of a subtile's rows, which is the width of the swizzle
     stages: int  # subtiles of a warpgroup in shared memory
     frames: int = 1  # frames of the output, whose rows are counted from the first one of each
+    line: tuple[int, int] | None = None  # pixels of a line that are stored, and of all its rows; None if all are
 
     @property
     def layout(self) -> SmemLayout:
@@ -47,6 +48,9 @@ class EpilogueTile:
 
     def coordinates(self, tile: WorkTile, column: Expr, row: Expr) -> tuple[Expr, ...]:
         """Return the coordinates of a subtile of a work tile along the axes of the tensor map."""
+        if self.line:
+            _, rows = self.line
+            return column, row % rows, row // rows, tile.group
         return (column, row, tile.group, tile.residue) if self.frames > 1 else (column, row, tile.group)
 
     def select_fragment(
@@ -60,7 +64,16 @@ class EpilogueTile:
         return [accumulators[first + e] for e in range(self.n // 2)], n_idx * self.n + thread.lane % 4 * 2
 
     def tensor_map(self, m: int, n: int, groups: int) -> maps.TensorMap:
-        """Return the tensor map of the output, or of a residual: columns of a group, rows, groups, frames."""
+        """Return the tensor map of the output, or of a residual: columns of a group, rows, groups, frames.
+
+        If a line has more rows than pixels, rows of a line and lines are axes, and TMA stores no further rows.
+        """
+        if self.line:
+            pixels, rows = self.line
+            line_extents, line_strides = (n, pixels, m // rows, groups), (n * groups, n * groups * pixels, n)
+            line_box = self.n, self.atom.m, 1, 1
+            layout = line_extents, line_strides, line_box, self.row_bytes
+            return maps.make_tiled_map(self.dtype, get_itemsize(self.dtype), *layout)
         frames, frame_strides = ((self.frames,), (m * n * groups,)) if self.frames > 1 else ((), ())
         extents, strides = (n, m, groups, *frames), (n * groups, n, *frame_strides)
         box = (self.n, self.atom.m, *(1 for _ in extents[2:]))

@@ -227,6 +227,16 @@ def fence_barrier_init() -> None:
     emit_call(T.ptx.fence.mbarrier_init.release.cluster())
 
 
+def sync_cluster_relaxed() -> None:
+    """Wait for all threads of the cluster, without making their writes visible, which takes a fence of the GPU.
+
+    It suffices after `fence_barrier_init`, and where threads have only read what others may now overwrite or free.
+    Sources: PTX ISA, "barrier.cluster"; CUTLASS, `include/cute/arch/cluster_sm90.hpp`.
+    """
+    emit_ptx("barrier.cluster.arrive.relaxed.aligned")
+    emit_ptx("barrier.cluster.wait.aligned")
+
+
 def map_to_cta(mapped: Register, address: Expr, rank: Expr) -> None:
     """Set a register to an address in the shared memory of another CTA of the cluster."""
     emit_ptx("mapa.shared::cluster.u32", mapped.value, address, to_uint32(rank))

@@ -71,13 +71,18 @@ class MatrixDescriptor:
     | 16-29 | leading byte offset | 1: unused by swizzled modes | next box along M or N |
     | 32-45 | stride byte offset | next 8 rows along M or N | next 8 rows along K |
     | 62-63 | swizzle mode | 1, 2, 3 for 128, 64, 32 bytes | the same |
+
+    Args:
+        name: Name of its register.
+        layout: Layout of the tile.
+        stride_bytes: Stride byte offset; 0 if the rows of the tile are neighbours.
     """
 
-    def __init__(self, name: str, layout: SmemLayout) -> None:
+    def __init__(self, name: str, layout: SmemLayout, stride_bytes: int = 0) -> None:
         leading_bytes = CHUNK_BYTES if layout.major is Major.K else layout.box_bytes
         self._leading = leading_bytes // CHUNK_BYTES << 16
         self._reads_leading = layout.major is Major.MN
-        self._high = 8 * layout.row_bytes // CHUNK_BYTES | _SWIZZLE_MODES[layout.row_bytes] << 30
+        self._high = (stride_bytes or 8 * layout.row_bytes) // CHUNK_BYTES | _SWIZZLE_MODES[layout.row_bytes] << 30
         self._low = Register(name, "uint32")
 
     def set_address(self, address: Expr) -> None:

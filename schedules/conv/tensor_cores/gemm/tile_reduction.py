@@ -40,12 +40,16 @@ class TileReduction(ABC):
             arguments: Argument buffers by name.
         """
         holds_accumulators = thread.thread < self.num_threads
-        self._sync()
+        self._wait_for_reads()
         with if_(holds_accumulators):
             self._stage(accumulators, split, thread, smem)
         self._sync()
         with if_(holds_accumulators):
             self._store(tile, split, thread, smem, ops, arguments)
+
+    def _wait_for_reads(self) -> None:
+        """Wait until all threads that share the tile have read the stages, which the accumulators replace."""
+        self._sync()
 
     def _sync(self) -> None:
         """Wait for all threads that share the tile, which are by default those of one CTA."""

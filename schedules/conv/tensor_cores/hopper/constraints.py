@@ -14,7 +14,7 @@ from tvmconv.workloads.dtypes import INT8, get_itemsize
 
 from ...tile_config import Rule
 from ..implicit_gemm_shape import ImplicitGemmShape
-from ..promotion import has_eight_bits, has_integer_output
+from ..promotion import has_eight_bits, has_integer_output, limit_accumulation_error
 from .tile_config import (
     MAX_SWIZZLE_BYTES,
     OVERHEAD_REGISTERS,
@@ -22,7 +22,7 @@ from .tile_config import (
     WGMMA_M_TILES_CHOICES,
     HopperTileConfig,
 )
-from .tma_requirements import can_store_rows_by_tma, find_residual, has_large_output, returns_stats
+from .tma_requirements import can_pad_lines, can_store_rows_by_tma, find_residual, has_large_output, returns_stats
 
 MAX_ACCUMULATORS, MAX_REALLOCATED_ACCUMULATORS = 128, 192  # per thread, without and with `setmaxnreg`
 SM_PARTITIONS = 4  # partitions of an SM, each with a part of the registers, over which a CTA's warps are distributed
@@ -43,9 +43,16 @@ def isa_constraints(w: Conv) -> list[Rule]:
             lambda t: np.logical_not(t.uses_smem_reduction(w) | t.splits_last_wave),
         )
     ]
+    padded_lines: list[Rule] = [
+        (
+            "a CTA has whole sums, and TMA stores them, if output rows are padded",
+            lambda t: ~(t.pads_lines & (t.uses_smem_reduction(w) | t.splits_last_wave)),
+        )
+    ]
     return [
         *(whole_sums if returns_stats(w) or has_large_output(w) else []),
         *list_eight_bit_rules(w),
+        *(padded_lines if can_pad_lines(w) else []),
         (
             f"at most {MAX_ACCUMULATORS} accumulators per thread, or {MAX_REALLOCATED_ACCUMULATORS} with setmaxnreg",
             lambda t: t.num_sums <= np.where(t.reallocates_registers, MAX_REALLOCATED_ACCUMULATORS, MAX_ACCUMULATORS),
@@ -117,6 +124,19 @@ def list_eight_bit_rules(w: Conv) -> list[Rule]:
             )
         )
     return rules
+
+
+def list_promotion_rules() -> list[Rule]:
+    """Return the conditions on promotions of sums of 8-bit floats."""
+    return [
+        limit_accumulation_error(lambda t: t.promoted_products(1)),
+        (
+            "accumulators are promoted in parts after each k-tile or within it, along at most two wgmma tiles",
+            lambda t: (
+                (t.promotion_parts == 1) | ((t.promotion_k_tiles(1) == 1) & (t.wgmma_m_tiles <= t.promotion_parts))
+            ),
+        ),
+    ]
 
 
 def require_whole_slices(storage: str, *, a_is_mn_major: bool = False) -> Rule:

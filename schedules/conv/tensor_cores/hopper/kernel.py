@@ -32,6 +32,7 @@ from ..gemm.pipelines import (
     PipelineState,
     TmaPipeline,
     fence_barrier_init,
+    sync_cluster_relaxed,
 )
 from ..gemm.plane_gather import PendingArrivals, PlaneGather, produce_by_gather
 from ..gemm.problem import make_fprop
@@ -91,7 +92,7 @@ def emit_kernel(
                 sums = plan.mainloop.sums(accumulators, plan.k_range(cta.split, tile.residue))
                 plan.reduction.reduce_and_store(sums, tile, cta.split, cta.thread, state.smem, plan.ops, arguments)
         elif cta.cluster.size > 1:  # a CTA must not exit before the others stop writing to its shared memory
-            emit_call(T.cuda.cluster_sync())
+            sync_cluster_relaxed()
     if last_wave:
         last_wave.emit_reduction(plan.shape, plan.ops, arguments)
     if stats:
@@ -180,7 +181,10 @@ def emit_prologue(plan: KernelPlan, state: CtaState, maps: TensorMaps) -> None:
         if state.order:
             state.order.init_barriers()
         fence_barrier_init()
-    emit_call(T.cuda.cluster_sync() if state.cta.cluster.size > 1 else T.cuda.cta_sync())
+    if state.cta.cluster.size > 1:
+        sync_cluster_relaxed()
+    else:
+        emit_call(T.cuda.cta_sync())
     emit_ptx("griddepcontrol.wait")
     emit_ptx("griddepcontrol.launch_dependents")
 

@@ -13,17 +13,18 @@ from tvmconv.workloads import Conv
 
 from ...tile_config import Rule, add_rules, declare_choices
 from ..implicit_gemm_shape import ImplicitGemmShape
-from ..promotion import KNOB, PROMOTION_INTERVALS, has_eight_bits, has_float8_sums, limit_accumulation_error
+from ..promotion import KNOB, PROMOTION_INTERVALS, has_eight_bits, has_float8_sums
 from .candidates import list_best
 from .constraints import (
     MAX_ACCUMULATORS,
     count_equal_registers,
     isa_constraints,
+    list_promotion_rules,
     resource_constraints,
 )
 from .latency import (
     estimate_latency_us,
-    list_promotion_intervals,
+    list_promotions,
     min_latency_us,
     select_default_config,
     select_kernel_schedule,
@@ -36,6 +37,7 @@ from .tile_config import (
     KNOB_OPTIONS,
     NUM_MULTIPROCESSORS,
     PINGPONG,
+    PROMOTION_PARTS_CHOICES,
     RASTER_ORDERS,
     REALLOCATED_WGMMA_M_TILES_CHOICES,
     SPLIT_LAST_WAVE,
@@ -44,10 +46,12 @@ from .tile_config import (
 )
 from .tma_requirements import (
     WGMMA_M,
+    can_pad_lines,
     can_share_taps,
-    compute_halo_width,
+    describe_lines,
     find_residual,
     list_taps_per_copy,
+    list_taps_per_copy_of_whole_lines,
 )
 
 Estimate = Callable[[HopperTileConfig, Conv], Any]  # returns the latency of configs in microseconds
@@ -116,7 +120,9 @@ def declare_knobs(
     | | "split_last_wave" | several CTAs divide each tile of the last wave, and a second kernel adds the parts |
 
     8-bit floats have the knob `promotion_interval`: the number of products after which sums are promoted to float32. A
-    search has only the interval whose error is bounded; longer ones, and 0 for none, are for users who set them.
+    search has only the interval whose error is bounded; longer ones, and 0 for none, are for users who set them. With
+    `promotion_parts` of 2, half of the sums is promoted while the tensor cores multiply for the other half, unless the
+    interval has several K tiles.
     """
     options, kernel_schedule = dict(KNOB_OPTIONS), COOPERATIVE
     has_kernel_schedules = can_compute_several_tiles(w)
@@ -126,13 +132,18 @@ def declare_knobs(
         kernel_schedule = k.choice("kernel_schedule", KERNEL_SCHEDULES, preferred, missing=COOPERATIVE)
     default = default or select_default_config(w, kernel_schedule, b_is_mn_major=b_is_mn_major)
     values = declare_choices(k, options, default) | {"kernel_schedule": kernel_schedule}
-    taps_per_copy = k.choice("taps_per_copy", list_taps_per_copy(w), default.taps_per_copy) if can_share_taps(w) else 1
+    taps_per_copy = 1
+    if can_share_taps(w):
+        missing = {"missing": 1} if can_pad_lines(w) else {}  # older configs do not pad lines
+        taps_per_copy = k.choice("taps_per_copy", list_taps_per_copy(w), default.taps_per_copy, **missing)
     if has_kernel_schedules:
         values["raster_order"] = k.choice("raster_order", RASTER_ORDERS, default.raster_order)
         values["decomposition"] = k.choice("decomposition", DECOMPOSITIONS, default.decomposition)
     if has_float8_sums(w):
         values[KNOB] = k.choice(KNOB, PROMOTION_INTERVALS, PROMOTION_INTERVALS[0])
-    tiles = HopperTileConfig(**values, taps_per_copy=taps_per_copy, halo_width=compute_halo_width(w))
+        parts = "promotion_parts"
+        values[parts] = k.choice(parts, PROMOTION_PARTS_CHOICES, int(default.promotion_parts), missing=1)
+    tiles = HopperTileConfig(**values, taps_per_copy=taps_per_copy, **describe_lines(w))
     best_us = None if estimate is estimate_latency_us else float(estimate(default, w))
     required = (*isa_constraints(w), *resource_constraints(w))
     pruned = pruning_constraints(w, estimate, best_us)
@@ -152,8 +163,8 @@ def require_channels_first_output(w: Conv, k: Knobs) -> None:
             lambda c: make_config(c).num_accumulators <= MAX_ACCUMULATORS,
         )
     k.require(
-        "the last wave is split only if outputs are channels last",
-        lambda c: np.logical_not(make_config(c).splits_last_wave),
+        "the last wave is split, and rows are padded, only if outputs are channels last",
+        lambda c: ~np.asarray(make_config(c).splits_last_wave | make_config(c).pads_lines),
     )
 
 
@@ -183,10 +194,10 @@ def list_starting_configs(
     """
     rules = [*isa_constraints(w), *resource_constraints(w), *rules]
     rules += pruning_constraints(w, estimate, float(estimate(default, w)) if default else None)
-    options = KNOB_OPTIONS | {"taps_per_copy": list_taps_per_copy(w)} | list_promotion_intervals(w)
+    options = KNOB_OPTIONS | {"taps_per_copy": list_taps_per_copy_of_whole_lines(w)} | list_promotions(w)
 
     def list_tiles(max_tiles: int, **fixed: Any) -> list[tuple[HopperTileConfig, float]]:
-        fixed["halo_width"] = compute_halo_width(w)
+        fixed |= describe_lines(w)
         is_gradient = default is not None
         return list_best(options, rules, lambda t: estimate(t, w), max_tiles, prefers_wide_boxes=is_gradient, **fixed)
 
@@ -206,6 +217,9 @@ def list_starting_configs(
     best_split = min(split, key=lambda entry: entry[1], default=None)
     if best_split and all(best_split[1] < latency_us for _, latency_us in ranked):
         ranked.append(best_split)
+    if can_pad_lines(w) and w.kernel[-1] > 1:
+        options["taps_per_copy"] = (w.kernel[-1],)
+        ranked += [entry for name in (PINGPONG, COOPERATIVE) for entry in list_tiles(1, kernel_schedule=name)]
     return [_knob_values(config, options) for config, _ in ranked]
 
 
@@ -219,7 +233,7 @@ def pruning_constraints(w: Conv, estimate: Estimate = estimate_latency_us, best_
     gemm = ImplicitGemmShape.from_workload(w)
     best_latency_us = min_latency_us(w) if best_us is None else best_us
     return [
-        *([limit_accumulation_error(lambda t: t.promoted_products(1))] if has_float8_sums(w) else []),
+        *(list_promotion_rules() if has_float8_sums(w) else []),
         (
             "tiles are less than twice as large as the product",
             lambda t: (t.block_m < 2 * max(gemm.m, 64)) & (t.block_n < 2 * max(gemm.n, 16)),

@@ -26,6 +26,7 @@ from ..gemm.epilogue_tile import EpilogueTile
 from ..gemm.pipelines import AsyncPipeline, TmaPipeline
 from ..gemm.plane_gather import NUM_GATHER_THREADS, NUM_GATHER_WARPS
 from ..gemm.problem import ConvProblem, Operand, make_fprop
+from ..gemm.promotion_steps import Promotion
 from ..gemm.smem_layout import MAX_SWIZZLE_BYTES, SWIZZLE_ALIGNMENT_BYTES, SmemLayout
 from ..gemm.tap_columns import TapColumnReduction
 from ..gemm.tile_reduction import TileReduction
@@ -35,6 +36,7 @@ from ..gemm.warp_roles import WarpRoles
 from ..gemm.wgmma_mainloop import MnMajorTile, OperandTile, WgmmaMainloop
 from ..implicit_gemm_shape import ACCUMULATOR_BYTES, VECTOR_BYTES, ImplicitGemmShape
 from .tile_config import REALLOCATED_REGISTERS, HopperTileConfig
+from .tma_requirements import pad_lines
 
 
 @dataclass(frozen=True)
@@ -75,12 +77,17 @@ class KernelPlan:
         make_problem: MakeProblem = make_fprop,
     ) -> KernelPlan:
         """Choose the layers; see `emit_kernel` for the arguments."""
+        line = w.output_size[-1]
+        if config.pads_lines:
+            w, config = pad_lines(w), replace(config, line=1, padded_line=1)
         rows_per_copy, shares_taps = config.block_m // config.cluster_n, config.taps_per_copy > 1
         problem = make_problem(w, rows_per_copy, shares_taps, access.input_box_pixels)
         if isinstance(loader := problem.a.loader, ChannelsFirstPixels) and access.input_pixels:
             problem = replace(problem, a=replace(problem.a, loader=replace(loader, pixels=access.input_pixels)))
         mainloop, ops = make_mainloop(problem, config, w.dilation[-1]), EpilogueOps.from_workload(w)
         epilogue_tile = make_epilogue_tile(mainloop.atom, w, config, problem.shape.frames)
+        if line != w.output_size[-1]:
+            epilogue_tile = replace(epilogue_tile, line=(line, w.output_size[-1]))
         return cls(w, config, problem, mainloop, ops, epilogue_tile, access.output)
 
     @property
@@ -106,7 +113,7 @@ class KernelPlan:
     def allocate_accumulators(self) -> Accumulators:
         """Allocate the accumulators of a thread, and promoted sums if there are."""
         mainloop, count = self.mainloop, self.mainloop.num_accumulators
-        promoted = allocate("sums", count, "float32") if mainloop.promotion_k_tiles else None
+        promoted = allocate("sums", count, "float32") if mainloop.promotion else None
         return Accumulators.allocate(count, mainloop.atom.accumulator_dtype, self.ops.dtype, promoted)
 
     @property
@@ -210,8 +217,16 @@ def make_mainloop(problem: ConvProblem, config: HopperTileConfig, dilation: int)
         block_k=config.block_k(atom.itemsize),
         taps_per_copy=config.taps_per_copy,
         rows_per_tap=dilation if config.taps_per_copy > 1 else 0,
-        promotion_k_tiles=int(config.promotion_k_tiles(atom.itemsize)),
+        promotion=make_promotion(config, atom.itemsize),
     )
+
+
+def make_promotion(config: HopperTileConfig, itemsize: int) -> Promotion | None:
+    """Return when accumulators are promoted; None if they are not."""
+    if not config.promotion_interval:
+        return None
+    k_tiles, groups = int(config.promotion_k_tiles(itemsize)), int(config.promotions_per_k_tile(itemsize))
+    return Promotion(k_tiles, groups, int(config.promotion_parts) if k_tiles == 1 else 1)
 
 
 def make_a_tile(operand: Operand, atom: WgmmaAtom, config: HopperTileConfig) -> OperandTile:

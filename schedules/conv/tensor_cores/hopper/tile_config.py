@@ -23,11 +23,12 @@ from ..implicit_gemm_shape import ACCUMULATOR_BYTES, VECTOR_BYTES, ImplicitGemmS
 from ..latency_model import count_ctas_per_sm
 from .tma_requirements import (
     WARPGROUP_THREADS,
+    WGMMA_K_BYTES,
     WGMMA_M,
     can_store_by_tma,
     can_store_rows_by_tma,
-    compute_halo_width,
     count_padding_rows,
+    describe_lines,
     find_tma_residual,
 )
 
@@ -50,6 +51,7 @@ DECOMPOSITIONS = DATA_PARALLEL, SPLIT_LAST_WAVE = "data_parallel", "split_last_w
 CONVERTED, TMA, CP_ASYNC = "converted", "tma", "cp_async"  # loaders of a channels-first X
 HALO_LOADERS = HALO, HALO_SMEM = "halo", "halo_smem"
 PRODUCER_WARPGROUPS_CHOICES = (1, 2)  # of halo rows
+PROMOTION_PARTS_CHOICES = (1, 2)
 MAX_LAST_WAVE_PARTS = 8  # CTAs that divide a tile of the last wave
 # Registers per thread of the producer and of the consumers after `setmaxnreg`, by the number of consumer warpgroups.
 # Source: CUTLASS, `include/cutlass/gemm/kernel/sm90_gemm_tma_warpspecialized_cooperative.hpp`.
@@ -82,6 +84,9 @@ class HopperTileConfig(TileConfig):
     # Taps of a filter row that read the same copy of the pixels at different offsets: one or all.
     taps_per_copy: Any = 1
     halo_width: Any = 0  # distance in pixels from the first to the last of these taps
+    # Pixels of an output row, and with the padding that it has if taps share copies; equal if there is no padding.
+    line: Any = 1
+    padded_line: Any = 1
     # How the warpgroups share the work. In "cooperative" they compute one tile together, and in
     # "cooperative_setmaxnreg" the consumers also receive registers of the producer. In "pingpong" two warpgroups
     # compute tiles of their own in turn, with the same registers.
@@ -91,15 +96,19 @@ class HopperTileConfig(TileConfig):
     # How CTAs divide the work. In "data_parallel" a CTA computes whole tiles. In "split_last_wave" several CTAs also
     # divide the k-tiles of each tile of the last wave.
     decomposition: Any = DATA_PARALLEL
-    # Products of 8-bit floats after which accumulators are added to float32 sums, in whole k-tiles; 0: never.
+    # Products of 8-bit floats after which accumulators are added to float32 sums: whole k-tiles, or a part of one; 0:
+    # never.
     promotion_interval: Any = 0
+    # Parts of the accumulators. With two, one is promoted while the wgmmas of the other run: those of one wgmma tile
+    # along the pixels, or of half of the channels if there is one wgmma tile.
+    promotion_parts: Any = 1
     input_loader: Any = CONVERTED  # how a channels-first X is loaded where there is a choice; see `input_loader.py`
     producer_warpgroups: Any = 1  # warpgroups whose warps load filters and halo rows
 
     @classmethod
     def of_workload(cls, columns: Columns, w: Conv) -> HopperTileConfig:
         """Return the configs of columns for a workload."""
-        return cls.from_columns(columns, halo_width=compute_halo_width(w))
+        return cls.from_columns(columns, **describe_lines(w))
 
     @property
     def is_pingpong(self) -> Any:
@@ -151,14 +160,26 @@ class HopperTileConfig(TileConfig):
         """Registers per thread of accumulators and of promoted sums."""
         return self.num_accumulators * np.where(np.greater(self.promotion_interval, 0), 2, 1)
 
+    def products_per_k_tile(self, itemsize: int) -> Any:
+        """Return the number of products that a k-tile adds to each sum."""
+        return self.block_k(itemsize) * self.taps_per_copy
+
     def promotion_k_tiles(self, itemsize: int) -> Any:
         """Return the number of k-tiles after which accumulators are promoted; 0 if they are not."""
-        k_tiles = np.maximum(1, self.promotion_interval // (self.block_k(itemsize) * self.taps_per_copy))
+        k_tiles = np.maximum(1, self.promotion_interval // self.products_per_k_tile(itemsize))
         return np.where(np.greater(self.promotion_interval, 0), k_tiles, 0)
+
+    def promotions_per_k_tile(self, itemsize: int) -> Any:
+        """Return the number of promotions in a k-tile, each after at most as many products as the interval has."""
+        interval = np.maximum(self.promotion_interval, WGMMA_K_BYTES // itemsize)
+        promotions = ceil_div(self.products_per_k_tile(itemsize), interval)
+        return np.where(np.greater(self.promotion_interval, 0), promotions, 1)
 
     def promoted_products(self, itemsize: int) -> Any:
         """Return the number of products that are added before a promotion; 0 if there is none."""
-        return self.promotion_k_tiles(itemsize) * self.block_k(itemsize) * self.taps_per_copy
+        wgmma_k = WGMMA_K_BYTES // itemsize
+        num_wgmmas = ceil_div(self.products_per_k_tile(itemsize) // wgmma_k, self.promotions_per_k_tile(itemsize))
+        return self.promotion_k_tiles(itemsize) * num_wgmmas * wgmma_k
 
     @property
     def num_threads(self) -> Any:
@@ -183,7 +204,13 @@ class HopperTileConfig(TileConfig):
 
     def num_tiles_m(self, gemm: ImplicitGemmShape) -> Any:
         """Return the number of tiles along the pixels, rounded up to whole clusters."""
-        return ceil_div(gemm.m, self.block_m * self.cluster_m) * self.cluster_m
+        pixels = np.where(self.pads_lines, gemm.m // self.line * self.padded_line, gemm.m)
+        return ceil_div(pixels, self.block_m * self.cluster_m) * self.cluster_m
+
+    @property
+    def pads_lines(self) -> Any:
+        """Whether output rows are padded to whole wgmmas."""
+        return np.greater(self.taps_per_copy, 1) & np.not_equal(self.line, self.padded_line)
 
     def num_tiles_n(self, gemm: ImplicitGemmShape) -> Any:
         """Return the number of tiles along the channels of a group, rounded up to whole clusters."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 
 from tvmconv import tensor_map as maps
@@ -21,6 +22,7 @@ WARPGROUP_THREADS = 4 * WARP_SIZE  # threads that execute a wgmma
 WGMMA_M = 64  # pixels per wgmma
 BOX_PIXELS = (64, 32, 16)  # widths of a box of 16-bit pixels: 128, 64 or 32 bytes, those of a swizzle
 MAX_WIDE_BOX_RATIO = 1.1  # padded pixels of the widest boxes, relative to narrower ones, at which these take as long
+MAX_LINE_PADDING = 1.25  # largest ratio of a padded output row to its pixels
 WGMMA_K_BYTES = 32  # bytes of the reduction per wgmma
 NARROW_ROW_BYTES = 128  # rows of fewer bytes leave a part of the widest swizzle empty
 
@@ -62,13 +64,44 @@ def has_narrow_rows(w: Conv) -> bool:
 
 def can_share_taps(w: Conv) -> bool:
     """Return whether a filter row's taps read neighbouring pixels and a wgmma's pixels lie in one output row."""
-    has_aligned_rows = w.output_size[-1] % WGMMA_M == 0 and w.stride[-1] == 1
-    return has_aligned_rows and w.kernel[-1] > 1 and WGMMA_M + compute_halo_width(w) <= maps.MAX_BOX_ELEMENTS
+    has_neighbours = w.stride[-1] == 1 and w.kernel[-1] > 1
+    has_boxes = has_neighbours and WGMMA_M + compute_halo_width(w) <= maps.MAX_BOX_ELEMENTS
+    return has_boxes and (w.output_size[-1] % WGMMA_M == 0 or can_pad_lines(w))
+
+
+def can_pad_lines(w: Conv) -> bool:
+    """Return whether output rows that are no multiples of a wgmma's pixels can be padded to such multiples.
+
+    Products of the pixels beyond a row are not stored, because TMA leaves out what lies outside of the output.
+    """
+    line = w.output_size[-1]
+    padded = round_up(line, WGMMA_M)
+    is_plain = isinstance(w, Conv) and can_store_by_tma(w) and not returns_stats(w) and not has_large_output(w)
+    return line < padded <= MAX_LINE_PADDING * line and is_plain
+
+
+def pad_lines(w: Conv) -> Conv:
+    """Return the convolution whose output rows are padded to multiples of a wgmma's pixels."""
+    line = w.output_size[-1]
+    *padding, pad_high = w.padding
+    padded = (*padding, pad_high + round_up(line, WGMMA_M) - line)
+    return dataclasses.replace(w, padding=padded)  # type: ignore[type-var]  # operators are dataclasses
 
 
 def list_taps_per_copy(w: Conv) -> tuple[int, ...]:
     """Return the options for the number of taps of a filter row that share a copy of the pixels."""
     return (1, w.kernel[-1]) if can_share_taps(w) else (1,)
+
+
+def list_taps_per_copy_of_whole_lines(w: Conv) -> tuple[int, ...]:
+    """Return the options that need no padding of output rows."""
+    return (1,) if can_pad_lines(w) else list_taps_per_copy(w)
+
+
+def describe_lines(w: Conv) -> dict[str, int]:
+    """Return the attributes of a tile config that a workload with shared taps has."""
+    lines = {"line": w.output_size[-1], "padded_line": round_up(w.output_size[-1], WGMMA_M)}
+    return {"halo_width": compute_halo_width(w), **(lines if can_pad_lines(w) else {})}
 
 
 def compute_halo_width(w: Conv) -> int:

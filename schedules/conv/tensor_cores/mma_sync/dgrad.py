@@ -18,6 +18,7 @@ from tvmconv.space import Columns, Knobs
 from tvmconv.space.search_space import ResourceUsage
 from tvmconv.workloads import Conv
 from tvmconv.workloads.conv_gradient import InputGradient
+from tvmconv.workloads.dtypes import ACCUMULATOR
 
 from ....primitives import keep_allocated_sizes
 from ....tir_builder import Buffer
@@ -74,14 +75,23 @@ def mma_sync(s: Schedule, w: InputGradient, k: Knobs) -> Schedule:
     Without a stride, the kernel reads the weight as it is, unless its channels are too narrow for cp.async, or a tile's
     do not suit the number of threads.
     """
+    return build_gradient(w, k)
+
+
+def build_gradient(w: InputGradient, k: Knobs) -> Schedule:
+    """Declare the knobs, and return the schedule of the kernel and of the launches before it.
+
+    float32 is multiplied on the FMA units, by a mainloop that reads a transposed weight.
+    """
     (dy, filters), viewed = w.OPERANDS, view_channels_last(w)
     conv = viewed.direct_convolution
     config = declare_knobs(conv, k) if conv else strided_dgrad.declare_strided_knobs(viewed, k)
+    reads_weight = conv is not None and w.dtype != ACCUMULATOR and has_copies_along_channels(conv)
 
     def emit(arguments: dict[str, Buffer]) -> None:
         roles = {dy: "X", filters: "K", w.RESULT: "Y"}
         arguments = {roles.get(name, name): each for name, each in arguments.items()}
-        if conv and has_copies_along_channels(conv) and copies_whole_swizzle_periods(config):
+        if conv and reads_weight and copies_whole_swizzle_periods(config):
             emit_kernels(conv, config, arguments, FilterRows)
             return
         arguments["K"] = emit_transposed_filters(w.forward, arguments["K"])

@@ -9,9 +9,10 @@ import functools
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import replace
-from typing import Any
+from typing import Any, cast
 
 from tvmconv.workloads import Conv
+from tvmconv.workloads.dtypes import ACCUMULATOR
 from tvmconv.workloads.epilogue import STATS
 
 from ....tir_builder import Buffer, Expr, allocate, if_, logical_and, serial_loop, to_uint32
@@ -23,6 +24,7 @@ from ..gemm.channels_first_epilogue import ChannelsFirstOutput
 from ..gemm.cp_async import CopyThreads, FilterGather, ImageGather
 from ..gemm.cta import allocate_smem, allow_dependent_launch, open_cta
 from ..gemm.epilogue_ops import EpilogueOps
+from ..gemm.fma_mainloop import FmaPairAtom, KMajorFmaMainloop
 from ..gemm.halo_image import HaloOutput
 from ..gemm.halo_rows import BlockedFilterGather, HaloRows, HaloRowsMainloop
 from ..gemm.mma_sync_mainloop import MmaSyncMainloop, OperandLoader, WarpTiling
@@ -160,8 +162,8 @@ def make_stats(w: Conv, config: MmaSyncTileConfig) -> PartialStats | None:
 
 
 def make_tiling(dtype: str, config: MmaSyncTileConfig, thread: ThreadPosition) -> WarpTiling:
-    """Return the division of a tile among warps."""
-    atom = MmaSyncAtom(dtype, dtype)
+    """Return the division of a tile among warps, which multiply float32 on the FMA units."""
+    atom = cast("MmaSyncAtom", FmaPairAtom()) if dtype == ACCUMULATOR else MmaSyncAtom(dtype, dtype)
     return WarpTiling(
         atom,
         config.warps_m,
@@ -195,7 +197,9 @@ def make_mainloop(
     Operands are K-major unless there are `layouts`. `make_loaders` has functions from the division of an operand among
     threads to its loader.
     """
-    atom, row_bytes = tiling.atom, config.block_k * tiling.atom.itemsize
+    atom, row_bytes, fragment_dtype = tiling.atom, config.block_k * tiling.atom.itemsize, "uint32"
+    if isinstance(atom, FmaPairAtom):
+        mainloop_type, fragment_dtype = KMajorFmaMainloop, ACCUMULATOR
     layouts = layouts or (SmemLayout(config.block_m, row_bytes), SmemLayout(config.block_n, row_bytes))
     copies = (CopyThreads(layout, tiling.num_threads, tiling.thread.thread) for layout in layouts)
     a, b = (make_loader(copy) for make_loader, copy in zip(make_loaders, copies, strict=True))
@@ -208,8 +212,8 @@ def make_mainloop(
         k_range,
         CpAsyncPipeline(config.stages),
         smem,
-        a_fragments=allocate("a_fragments", 2 * tiling.mmas_m * atom.a_registers, "uint32"),
-        b_fragments=allocate("b_fragments", 2 * tiling.mmas_n * atom.b_registers, "uint32"),
+        a_fragments=allocate("a_fragments", 2 * tiling.mmas_m * atom.a_registers, fragment_dtype),
+        b_fragments=allocate("b_fragments", 2 * tiling.mmas_n * atom.b_registers, fragment_dtype),
     )
 
 

@@ -108,7 +108,8 @@ def emit_kernel(config: PointwiseConfig, arguments: dict[str, Buffer]) -> None:
         emit_call(T.cuda.cta_sync())
         with serial_loop(int(config.rounds), "round"), if_(tile.value < num_tiles):
             pixels.multiply(smem)
-            pixels.load(tile.value + num_ctas * warps)
+            if config.rounds > 1:
+                pixels.load(tile.value + num_ctas * warps)
             pixels.store_sums(tile.value)
             tile.set(tile.value + num_ctas * warps)
 

@@ -44,7 +44,7 @@ class PointwiseConfig(EstimatedTileConfig):
     def list_options(cls, w: InputGradient) -> dict[str, Any]:
         """Return the options of all knobs."""
         return {
-            "pixel_octets": (1, 2, 4, 8),
+            "pixel_octets": (1, 2, 3, 4, 5, 6, 8),
             "warps": (2, 4, 8),
             "max_ctas": tuple(H200.multiprocessors * n for n in (1, 2, 3, 4, 6, 8, 12)),
         }

@@ -1,0 +1,226 @@
+"""Convolutions of images with few channels on Hopper's tensor cores: all taps of a filter read one window of pixels.
+
+With 32 or 64 channels, im2col copies each pixel nine times from L2 for little arithmetic, and `hopper` is bound by
+these copies. Here a CTA keeps all filters in shared memory, and TMA copies the window of a tile of output pixels once
+(`..gemm.shared_windows`). Tiles of 16 × 32 pixels read 1.4 times their pixels, copies to whole swizzle atoms included.
+
+The kernel is persistent. A warp loads windows, and warpgroups multiply and store patches of 8 × 8 pixels. CTAs are
+small, so that several share an SM, and one stores while others multiply.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+from tvm.s_tir import Schedule
+from tvm.script import tirx as T  # noqa: N812  (TVM's own name for it)
+
+from tvmconv.registry import schedule
+from tvmconv.requirements import CHANNELS_LAST_LAYOUT, Requirement, all_of
+from tvmconv.space import Knobs
+from tvmconv.target import WARP_SIZE, WARPGROUP_SIZE
+from tvmconv.workloads import Conv, epilogue
+from tvmconv.workloads.dtypes import get_itemsize
+
+from ....primitives import disable_buffer_reuse
+from ....tir_builder import (
+    Buffer,
+    Expr,
+    allocate,
+    build_schedule,
+    declare_tensor_map,
+    emit_call,
+    if_,
+    to_uint32,
+)
+from ..gemm.atoms import ThreadPosition, WgmmaAtom
+from ..gemm.channel_arguments import ChannelArguments
+from ..gemm.cta import allocate_smem, allow_dependent_launch, open_cta
+from ..gemm.epilogue_ops import EpilogueOps
+from ..gemm.pipelines import PipelineState, TmaPipeline, fence_barrier_init
+from ..gemm.problem import Operand
+from ..gemm.shared_windows import PatchEpilogueTile, WindowMainloop
+from ..gemm.smem_layout import SWIZZLE_ALIGNMENT_BYTES, SmemLayout
+from ..gemm.tile_scheduler import TileScheduler
+from ..gemm.tma import prefetch_tensor_maps
+from ..gemm.tma_epilogue import TmaEpilogue
+from ..gemm.tma_loaders import FilterMatrix
+from ..gemm.wgmma_mainloop import OperandTile
+from ..implicit_gemm_shape import VECTOR_BYTES
+from .schedule import WIDE_DTYPES
+from .tma_requirements import has_large_output
+from .window_config import EPILOGUE_STAGES, MAX_FILTERS, MIN_ROW_BYTES, WindowConfig, count_block_n, count_row_bytes
+
+MAX_STRIDE = 2
+MAX_PROMISING_ROW_BYTES = 128  # bytes of the channels of a pixel, beyond which products bound most layers
+MIN_PROMISING_PIXELS = 1 << 14  # output pixels; smaller layers have too few tiles to keep filters
+
+
+def has_windows(w: Conv) -> bool:
+    """Whether windows of pixels and all filters fit in shared memory, and TMA can copy them."""
+    itemsize = get_itemsize(w.storage)
+    return (
+        w.spatial_ndim == 2
+        and w.groups == 1
+        and not w.returns_stats
+        and math.prod(w.kernel) > 1
+        and max(w.stride) <= MAX_STRIDE
+        and all(size % stride == 0 for size, stride in zip(w.input_size, w.stride, strict=True))
+        and w.C * itemsize % MIN_ROW_BYTES == 0
+        and w.O * itemsize % VECTOR_BYTES == 0
+        and count_block_n(w) <= MAX_FILTERS
+        and sum(op.argument_kind == "output" for op in epilogue.get_ops(w.epilogue)) <= 1
+        and not has_large_output(w)
+        and not w.has_large_tensors
+        and WindowConfig.has_config(w)
+    )
+
+
+WINDOWS = Requirement(
+    "images of one group with a filter of several taps, strides up to 2 that divide the image, a residual at most, and "
+    "filters that fit in shared memory",
+    has_windows,
+    lambda w: f"filters of {math.prod(w.kernel)} taps × {w.C} × {w.O} channels",
+)
+
+
+def is_promising(w: Conv) -> bool:
+    """Return whether pixels have few channels, and there are many of them."""
+    pixels = w.N * math.prod(w.output_size)
+    return w.C * get_itemsize(w.storage) <= MAX_PROMISING_ROW_BYTES and pixels >= MIN_PROMISING_PIXELS
+
+
+@schedule(
+    "conv2d",
+    dtypes=WIDE_DTYPES,
+    usage=WindowConfig.compute_usage,
+    condition=all_of(CHANNELS_LAST_LAYOUT, WINDOWS),
+    search_if=is_promising,
+    starting_configs=WindowConfig.list_starting_configs,
+    device_kinds=("cuda",),
+    exact_arch=90,
+)
+def window_hopper(s: Schedule, w: Conv, k: Knobs) -> Schedule:
+    """Keep all filters in shared memory, and multiply windows of pixels that all taps share."""
+    config = WindowConfig.declare_knobs(w, k)
+    built = build_schedule(w, lambda arguments: emit_kernel(config, arguments))
+    disable_buffer_reuse(built)  # TVM does not see the accesses of TMA
+    return built
+
+
+def make_mainloop(config: WindowConfig) -> WindowMainloop:
+    """Return the mainloop of a config."""
+    w, row_bytes, block_n = config.w, count_row_bytes(config.w), config.block_n
+    filters = Operand("K", w.dtype, FilterMatrix(w.storage, w.O, w.kernel, w.C), rows_per_group=w.O)
+    b = OperandTile(filters, SmemLayout(block_n, row_bytes), 0, row_bytes // config.itemsize, 1, block_n)
+    atom, window = WgmmaAtom(block_n, w.dtype, w.dtype), SmemLayout(config.tiles.plane_rows, row_bytes)
+    return WindowMainloop(config.tiles, atom, int(config.m_atoms), window, b)
+
+
+@dataclass(frozen=True)
+class WindowCta:
+    """What the warps of a CTA share, whatever their roles."""
+
+    thread: ThreadPosition  # position in the CTA
+    index: Expr  # index of the CTA
+    tiles: TileScheduler  # work tiles
+    windows: TmaPipeline  # stages of windows
+    filters: TmaPipeline  # the filters, in one stage that is never empty again
+    subtiles: TmaPipeline  # stages of the output; its barriers are used with a residual
+    states: tuple[PipelineState, PipelineState]  # stages of windows and of the output that a thread fills or reads next
+    epilogue: TmaEpilogue
+
+    def is_loader(self, warp: int) -> Expr:
+        """Return whether a thread is the one that runs the role of a warp behind those that multiply."""
+        return self.thread.is_first_of_warp(self.windows.num_consumers * WARPGROUP_SIZE // WARP_SIZE + warp)
+
+
+def emit_kernel(config: WindowConfig, arguments: dict[str, Buffer]) -> None:
+    """Emit the kernel."""
+    mainloop, epilogue_tile, ops = (
+        make_mainloop(config),
+        make_epilogue_tile(config),
+        EpilogueOps.from_workload(config.w),
+    )
+    tiles, num_ctas = config.tiles, int(config.num_blocks)
+    maps = {
+        "X": tiles.input_map(mainloop.block_k),
+        "K": mainloop.filters.tensor_map(),
+        **dict.fromkeys(("Y", *ops.residuals), epilogue_tile.output_map()),
+    }
+    tensor_maps = [declare_tensor_map(f"{name}_map", arguments[name], each) for name, each in maps.items()]
+    input_map, filter_map, *output_maps = tensor_maps
+    with open_cta(num_ctas, int(config.num_threads), 1, splits_in_cluster=False) as cta:
+        smem = allocate_smem(int(config.smem_bytes), SWIZZLE_ALIGNMENT_BYTES)
+        windows, filters, subtiles = pipelines = make_pipelines(config, mainloop, smem)
+        prefetching_thread = int(config.warpgroups) * WARPGROUP_SIZE
+        with if_(cta.thread.thread == prefetching_thread):
+            prefetch_tensor_maps(tensor_maps)
+        with if_(cta.thread.thread == 0):
+            for pipeline in pipelines if ops.residuals else pipelines[:2]:
+                pipeline.init_barriers()
+            fence_barrier_init()
+        emit_call(T.cuda.cta_sync())
+        allow_dependent_launch()
+        ops = ops.bind_tensor_args(arguments, uses_registers=True)
+        channels = ChannelArguments(
+            *(ops.channel_args, arguments, config.block_n, config.w.O, config.block_n == config.w.O),
+            smem + to_uint32(int(config.channel_args_offset_bytes)),
+            cta.thread.warpgroup,
+        )
+        stored = TmaEpilogue(epilogue_tile, ops, channels, subtiles, output_maps)
+        rows = tiles.patches * mainloop.atom.m
+        scheduler = TileScheduler.of_product((tiles.count * rows, 1), (rows, 1), 1, num_ctas)
+        states = PipelineState("window", windows.stages), PipelineState("epilogue", EPILOGUE_STAGES)
+        state = WindowCta(cta.thread, cta.index, scheduler, windows, filters, subtiles, states, stored)
+        with if_(cta.thread.thread < prefetching_thread):
+            emit_consumer(mainloop, state)
+        with if_(state.is_loader(0)):
+            mainloop.load_filters(filter_map, filters)
+            with scheduler.work_tiles(cta.index) as tile:
+                mainloop.load_window(tile, input_map, windows, states[0])
+        if ops.residuals:
+            with if_(state.is_loader(1)), scheduler.work_tiles(cta.index) as tile:
+                stored.load_residual(tile, states[1])
+
+
+def make_epilogue_tile(config: WindowConfig) -> PatchEpilogueTile:
+    """Return the division of a warpgroup's accumulators into patches."""
+    atom = WgmmaAtom(config.block_n, config.w.dtype, config.w.dtype)
+    sizes = int(config.m_atoms), int(config.warpgroups), config.w.storage, config.epilogue_row_bytes, EPILOGUE_STAGES
+    return PatchEpilogueTile(atom, *sizes, tiles=config.tiles)
+
+
+def make_pipelines(
+    config: WindowConfig, mainloop: WindowMainloop, smem: Expr
+) -> tuple[TmaPipeline, TmaPipeline, TmaPipeline]:
+    """Return the pipelines of windows, of the filters, and of the output."""
+    stages, warpgroups = int(config.stages), int(config.warpgroups)
+    barriers = smem + to_uint32(int(config.barrier_offset_bytes))
+    return (
+        TmaPipeline(smem, int(config.stage_bytes), barriers, stages, mainloop.window_bytes, warpgroups),
+        TmaPipeline(
+            smem + to_uint32(int(config.filters_offset_bytes)),
+            *(config.filter_bytes, barriers, 1, mainloop.filter_bytes, warpgroups),
+            first_barrier=2 * stages,
+        ),
+        TmaPipeline(
+            smem + to_uint32(int(config.epilogue_offset_bytes)),
+            *(config.epilogue_stage_bytes, barriers, warpgroups * EPILOGUE_STAGES, config.epilogue_stage_bytes, 1),
+            first_barrier=2 * (stages + 1),
+        ),
+    )
+
+
+def emit_consumer(mainloop: WindowMainloop, state: WindowCta) -> None:
+    """Multiply and store work tiles; run by all threads of the warpgroups."""
+    accumulators = allocate("accumulators", mainloop.num_accumulators, "float32")
+    sums = [accumulators[i] for i in range(mainloop.num_accumulators)]
+    thread, stored = state.thread, state.epilogue
+    state.filters.consumer_wait(0, 0)
+    with state.tiles.work_tiles(state.index) as tile:
+        stored.channels.prefetch(tile, thread)
+        mainloop.consume(accumulators, state.filters.stage_address(0), state.windows, state.states[0], thread)
+        stored.store(sums, tile, state.states[1], thread, thread.warpgroup)
+    stored.finish(thread)

@@ -1,0 +1,97 @@
+"""The folding of constants in ONNX models. TVM's importer needs paddings, slices and shapes as constants, and PyTorch's
+exporter writes many of them as operations on constants.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import numpy as np
+import onnx
+from numpy.typing import NDArray
+from onnx import ModelProto, NodeProto, ValueInfoProto, helper, numpy_helper, shape_inference
+
+from tvmconv.models.onnx_nodes import STANDARD_DOMAINS
+
+MAX_ROUNDS = 8  # rounds of shape inference, each of which may make further shapes known
+MAX_NEW_ELEMENTS = 1 << 16  # elements of a result that is larger than the constants from which it is computed
+RANDOM_OPS = ("RandomNormal", "RandomUniform", "RandomNormalLike", "RandomUniformLike", "Multinomial", "Bernoulli")
+
+
+def fold_constants(model: ModelProto) -> ModelProto:
+    """Return a model without operations on constants and on known shapes. What the package onnx cannot compute stays.
+
+    Args:
+        model: Model with its weights. It is not modified.
+    """
+    for _ in range(MAX_ROUNDS):
+        model = shape_inference.infer_shapes(model, data_prop=True)
+        if not _fold_nodes(model):
+            break
+    return model
+
+
+def _fold_nodes(model: ModelProto) -> bool:
+    """Replace nodes of a model by initializers, and return whether there were any."""
+    graph = model.graph
+    shapes = dict(_iterate_shapes([*graph.input, *graph.value_info, *graph.output]))
+    constants = {tensor.name: numpy_helper.to_array(tensor) for tensor in graph.initializer}
+    results, kept = {info.name for info in graph.output}, []
+    for node in graph.node:
+        arrays = None if results.intersection(node.output) else _compute_node(model, node, constants, shapes)
+        if arrays is None:
+            kept.append(node)
+            continue
+        constants.update(zip(node.output, arrays, strict=True))
+        if node.op_type != "Constant":
+            graph.initializer.extend(map(numpy_helper.from_array, arrays, node.output))
+        else:
+            kept.append(node)
+    is_changed = len(kept) < len(graph.node)
+    del graph.node[:]
+    graph.node.extend(kept)
+    return is_changed
+
+
+def _iterate_shapes(infos: list[ValueInfoProto]) -> Iterator[tuple[str, list[int]]]:
+    """Yield the names and sizes of tensors without dynamic dimensions."""
+    for info in infos:
+        if info.type.tensor_type.HasField("shape"):
+            dims = info.type.tensor_type.shape.dim
+            if all(dim.HasField("dim_value") for dim in dims):
+                yield info.name, [dim.dim_value for dim in dims]
+
+
+def _compute_node(
+    model: ModelProto, node: NodeProto, constants: dict[str, NDArray], shapes: dict[str, list[int]]
+) -> list[NDArray] | None:
+    """Return the results of a node; None if they depend on inputs of the model."""
+    if node.domain not in STANDARD_DOMAINS or node.op_type in RANDOM_OPS:
+        return None
+    attributes = {attribute.name: attribute for attribute in node.attribute}
+    if any(attribute.HasField("g") or attribute.graphs for attribute in attributes.values()):
+        return None
+    if node.op_type == "Shape" and node.input[0] in shapes:
+        start, end = (helper.get_attribute_value(attributes[n]) if n in attributes else None for n in ("start", "end"))
+        return [np.array(shapes[node.input[0]][start:end], np.int64)]
+    names = [name for name in node.input if name]
+    if not all(name in constants for name in names) or (not names and node.op_type != "Constant"):
+        return None
+    arrays = _evaluate(model, node, {name: constants[name] for name in names})
+    num_elements = sum(constants[name].size for name in names)
+    is_small = sum(array.size for array in arrays or ()) <= max(num_elements, MAX_NEW_ELEMENTS)
+    return arrays if is_small or node.op_type == "Constant" else None
+
+
+def _evaluate(model: ModelProto, node: NodeProto, feeds: dict[str, NDArray]) -> list[NDArray] | None:
+    """Return the results of a node for constants; None if the package onnx does not compute them."""
+    from onnx.reference import ReferenceEvaluator
+
+    inputs, outputs = ([ValueInfoProto(name=name) for name in names] for names in (feeds, node.output))
+    graph = helper.make_graph([node], "node", inputs, outputs)
+    single = onnx.ModelProto(ir_version=model.ir_version, graph=graph, opset_import=model.opset_import)
+    try:
+        arrays = ReferenceEvaluator(single).run(None, feeds)
+    except Exception:  # an operator that the reference lacks, or constants that it refuses
+        return None
+    return [np.asarray(array) for array in arrays] if all(array is not None for array in arrays) else None
