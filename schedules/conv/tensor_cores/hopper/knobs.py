@@ -60,6 +60,8 @@ MAX_LATENCY_RATIO = 2.5  # maximum estimated latency of a searched config, relat
 # Kernel schedules of the configs with which a search starts, in this order; each entry takes another tile. Of 22 layers
 # that were timed, one of the two best estimates in ping-pong was within 2.1 % of its fastest kernel on all but one.
 STARTING_KERNEL_SCHEDULES = (PINGPONG, COOPERATIVE, PINGPONG, COOPERATIVE, COOPERATIVE_SETMAXNREG)
+# The same for 8-bit floats: in ping-pong, tensor cores wait for each promotion.
+STARTING_FLOAT8_SCHEDULES = (COOPERATIVE_SETMAXNREG, COOPERATIVE, COOPERATIVE_SETMAXNREG, COOPERATIVE, PINGPONG)
 STARTING_TILES = 4  # configs with which the search of a gradient starts that has no kernel schedules
 
 
@@ -199,10 +201,9 @@ def list_starting_configs(
         ranked = list_tiles(STARTING_TILES) if default or has_eight_bits(w) else []
         return [_knob_values(config, options) for config, _ in ranked]
     options["wgmma_m_tiles"] = REALLOCATED_WGMMA_M_TILES_CHOICES
-    best_tiles = {
-        name: iter(list_tiles(STARTING_KERNEL_SCHEDULES.count(name), kernel_schedule=name)) for name in KERNEL_SCHEDULES
-    }
-    ranked = [entry for name in STARTING_KERNEL_SCHEDULES if (entry := next(best_tiles[name], None))]
+    schedules = STARTING_FLOAT8_SCHEDULES if has_float8_sums(w) else STARTING_KERNEL_SCHEDULES
+    best_tiles = {name: iter(list_tiles(schedules.count(name), kernel_schedule=name)) for name in KERNEL_SCHEDULES}
+    ranked = [entry for name in schedules if (entry := next(best_tiles[name], None))]
     split = [
         entry
         for name in (PINGPONG, COOPERATIVE)
