@@ -6,6 +6,7 @@ from cubins import check_spills, needs_nvrtc, space_of
 from small_tiles import SMALL, build_checked, built, few_multiprocessors
 from tvm import tirx
 from tvmconv.builtin.conv.tensor_cores.hopper import strided_dgrad
+from tvmconv.builtin.conv.tensor_cores.hopper.wgrad_product import choose_columns_per_tap
 
 import tvmconv as tc
 from tvmconv.compiler.tir_nodes import collect_nodes
@@ -221,3 +222,12 @@ def test_weights_of_transposed_convolutions_are_converted_once(options, launches
 def test_clusters_fence_only_the_sums_that_they_send(config, num_fences):
     kernel = built("conv2d_wgrad:4x64x9x8,192x64x3x3,s1,p1,f16,nhwc", {**SMALL_WGRAD, "split_k": 1, **config})
     assert kernel.sass.count("MEMBAR.ALL.GPU") == num_fences
+
+
+@pytest.mark.parametrize(
+    ("channels", "columns"),
+    [(64, 64), (80, 80), (72, 96), (168, 192), (40, 48), (240, 256)],
+)
+def test_columns_of_wgrads_avoid_narrow_boxes_that_are_padded(channels, columns):
+    w = tc.parse(f"conv2d_wgrad:32x{channels}x14x14,64x{channels}x1x1,s1,p0,f16,nhwc")
+    assert choose_columns_per_tap(w.forward) == columns

@@ -44,9 +44,10 @@ def test_infinite_gradients_stay_in_their_pixels():
 
 
 def test_wide_or_strided_layers_are_computed_by_others():
-    texts = ["24x56x56,72x24x1x1,s1", "512x14x14,1024x512x1x1,s1", "24x56x56,72x24x3x3,s1", "24x56x56,72x24x1x1,s2"]
+    narrow, others = ["24x56x56,72x24x1x1,s1", "96x56x56,96x96x1x1,s1"], ["512x14x14,1024x512x1x1,s1"]
+    texts = [*narrow, *others, "24x56x56,72x24x3x3,s1", "24x56x56,72x24x1x1,s2"]
     workloads = [tc.parse(f"conv2d_dgrad:32x{text},p0,f16,nhwc") for text in texts]
     names = [[schedule.name for schedule in registry.schedules_to_tune(w, "cuda", "sm_90")] for w in workloads]
-    assert ["pointwise_mma_sync" in each for each in names] == [True, False, False, False]
+    assert ["pointwise_mma_sync" in each for each in names] == [True, True, False, False, False]
     with pytest.raises(ScheduleError, match="pointwise_mma_sync"):
-        tc.build(workloads[2], "pointwise_mma_sync", arch="sm_90")
+        tc.build(workloads[3], "pointwise_mma_sync", arch="sm_90")

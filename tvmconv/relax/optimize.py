@@ -21,6 +21,7 @@ from tvmconv.relax.importers import simplify_imported
 from tvmconv.relax.kernels import CompileTarget, FoundKernel, KernelFinder, resolve_target
 from tvmconv.relax.layouts import Layout, plan_layouts, validate_layout
 from tvmconv.relax.linear import convert_linear_layers
+from tvmconv.relax.narrowing import narrow_activations
 from tvmconv.relax.norms import simplify_norms
 from tvmconv.relax.report import TVM_NAME, ConvolutionReport, ModuleReport
 from tvmconv.relax.rewriting import Replacement, replace_convolutions
@@ -228,7 +229,8 @@ def prepare_module(mod: IRModule, *, has_kernels: bool) -> IRModule:
 
     If there are kernels, linear layers become convolutions.
     """
-    passes = [relax.transform.CanonicalizeBindings(), simplify_imported, simplify_norms, relax.transform.FoldConstant()]
+    passes = [relax.transform.CanonicalizeBindings(), simplify_imported, narrow_activations, simplify_norms]
+    passes += [relax.transform.FoldConstant()]
     if any("NHWC" in str(layout) for layout in _list_data_layouts(mod)):
         passes = [relax.transform.ConvertLayout(CHANNELS_FIRST_LAYOUTS), *passes]
     if has_kernels:

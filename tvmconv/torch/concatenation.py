@@ -51,7 +51,7 @@ concatenate(Vector* z, unsigned total, unsigned width, PARAMETERS) {
 """
 
 _library = torch.library.Library(NAMESPACE, "FRAGMENT")
-_library.define("concatenate(Tensor[] xs) -> Tensor", tags=(torch.Tag.pt2_compliant_tag,))
+_library.define("concatenate(Tensor[] images) -> Tensor", tags=(torch.Tag.pt2_compliant_tag,))
 concatenate = torch.ops.tvmconv.concatenate.default
 
 
@@ -86,12 +86,12 @@ def _find_rows(x: Any, layout: str) -> _Rows | None:
     return _Rows(math.prod(shape[:num_outer]), expected, pitch)
 
 
-def find_common_layout(xs: Sequence[Any]) -> str | None:
+def find_common_layout(images: Sequence[Any]) -> str | None:
     """Return the layout in which all tensors, or their metadata, are rows; None if there is none.
 
     It is channels first if they are rows in both.
     """
-    found = (layout for layout in UNIFORM_LAYOUTS if all(_find_rows(x, layout) for x in xs))
+    found = (layout for layout in UNIFORM_LAYOUTS if all(_find_rows(x, layout) for x in images))
     return next(found, None)
 
 
@@ -104,37 +104,37 @@ def make_dense(x: torch.Tensor, layout: str) -> torch.Tensor:
     return lay_out(copy, layout)
 
 
-def _allocate(xs: Sequence[torch.Tensor], layout: str) -> torch.Tensor:
-    shape = [xs[0].shape[0], sum(x.shape[1] for x in xs), *xs[0].shape[2:]]
-    return xs[0].new_empty_strided(shape, compute_strides(shape, layout))
+def _allocate(images: Sequence[torch.Tensor], layout: str) -> torch.Tensor:
+    shape = [images[0].shape[0], sum(x.shape[1] for x in images), *images[0].shape[2:]]
+    return images[0].new_empty_strided(shape, compute_strides(shape, layout))
 
 
-def _run_by_pytorch(xs: Sequence[torch.Tensor]) -> torch.Tensor:
+def _run_by_pytorch(images: Sequence[torch.Tensor]) -> torch.Tensor:
     """Return the concatenation by PyTorch, in the layout of the inputs if they have a common one."""
-    layout, z = find_common_layout(xs), torch.cat([*xs], 1)
-    return z if layout is None else _allocate(xs, layout).copy_(z)
+    layout, z = find_common_layout(images), torch.cat([*images], 1)
+    return z if layout is None else _allocate(images, layout).copy_(z)
 
 
-def _run_on_gpu(xs: Sequence[torch.Tensor]) -> torch.Tensor:
-    layout = find_common_layout(xs)
-    if layout is None or len(xs) > MAX_INPUTS:
-        return _run_by_pytorch(xs)
-    z = _allocate(xs, layout)
+def _run_on_gpu(images: Sequence[torch.Tensor]) -> torch.Tensor:
+    layout = find_common_layout(images)
+    if layout is None or len(images) > MAX_INPUTS:
+        return _run_by_pytorch(images)
+    z = _allocate(images, layout)
     itemsize = z.element_size()
-    known = [each for x in xs if (each := _find_rows(x, layout))]
+    known = [each for x in images if (each := _find_rows(x, layout))]
     sizes = [size * itemsize for each in known for size in (each.width, each.pitch)]
-    vector_bytes = math.gcd(VECTOR_BYTES, *sizes, *(x.data_ptr() for x in (*xs, z)))
+    vector_bytes = math.gcd(VECTOR_BYTES, *sizes, *(x.data_ptr() for x in (*images, z)))
     total = z.numel() * itemsize // vector_bytes
     if not 0 < total < MAX_VECTORS:
-        return _run_by_pytorch(xs)
+        return _run_by_pytorch(images)
     ends, end = list[int](), 0
     for each in known:
         end += each.width * itemsize // vector_bytes
         ends.append(end)
     pitches = [each.pitch * itemsize // vector_bytes for each in known]
-    kernels = _load_kernels(z.device, vector_bytes, len(xs))
+    kernels = _load_kernels(z.device, vector_bytes, len(images))
     launch = LaunchConfig((ceil_div(total, THREADS * VECTORS_IN_FLIGHT), 1, 1), (THREADS, 1, 1))
-    kernels.launch("concatenate", launch, [z, total, end, *xs, *ends, *pitches])
+    kernels.launch("concatenate", launch, [z, total, end, *images, *ends, *pitches])
     return z
 
 
@@ -159,9 +159,9 @@ def make_source(vector_bytes: int, num_inputs: int) -> str:
     return "".join(lines) + f"typedef {VECTOR_TYPES[vector_bytes]} Vector;\n" + source
 
 
-def _make_fake(xs: Sequence[torch.Tensor]) -> torch.Tensor:
-    layout = find_common_layout(xs)
-    return torch.cat([*xs], 1) if layout is None else _allocate(xs, layout)
+def _make_fake(images: Sequence[torch.Tensor]) -> torch.Tensor:
+    layout = find_common_layout(images)
+    return torch.cat([*images], 1) if layout is None else _allocate(images, layout)
 
 
 def _set_up(ctx: Any, inputs: Sequence[Any], output: torch.Tensor) -> None:

@@ -60,11 +60,11 @@ class ConcatenationReplacer:
             self._is_faster[key] = self._compare([each.make_random_like() for each in inputs], key)
         return self._is_faster[key]
 
-    def _compare(self, xs: Sequence[torch.Tensor], key: str) -> bool:
+    def _compare(self, images: Sequence[torch.Tensor], key: str) -> bool:
         assert self._time_call
-        own_layout, ratios = find_common_layout(xs), dict[str, float]()
+        own_layout, ratios = find_common_layout(images), dict[str, float]()
         for layout in UNIFORM_LAYOUTS:
-            given = [*xs] if layout == own_layout else [lay_out(x, layout) for x in xs]
+            given = [*images] if layout == own_layout else [lay_out(x, layout) for x in images]
             names = (f"{layout}: {name} {key}" for name in ("PyTorch, concatenation", "concatenation"))
             pytorch_seconds = self._time_call(next(names), functools.partial(torch.cat, given, 1))
             ratios[layout] = self._time_call(next(names), functools.partial(concatenate, given)) / pytorch_seconds

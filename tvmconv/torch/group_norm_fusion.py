@@ -43,7 +43,7 @@ TimeCall = Callable[[str, Callable[[], object]], float]  # from a name and a cal
 
 
 @dataclass
-class NormSite:
+class GroupNormSite:
     """A normalization of a graph, with the activation that a kernel computes with it."""
 
     path: str  # path of its module in the model
@@ -60,7 +60,9 @@ class NormSite:
         return f"{self.former_names}, {self.metadata}, {parameters.num_groups} groups, {has_parameters}"
 
 
-def find_norm_sites(graph: fx.GraphModule, metadata: Mapping[fx.Node, TensorMetadata], path: str) -> list[NormSite]:
+def find_norm_sites(
+    graph: fx.GraphModule, metadata: Mapping[fx.Node, TensorMetadata], path: str
+) -> list[GroupNormSite]:
     """Return the normalizations of a graph that the kernels can compute, given the metadata of its nodes in a run."""
     modules: dict[str, Any] = dict(graph.named_modules())
     constants, order = ConstantFinder(graph), {node: number for number, node in enumerate(graph.graph.nodes)}
@@ -85,7 +87,7 @@ def find_norm_sites(graph: fx.GraphModule, metadata: Mapping[fx.Node, TensorMeta
         names = " + ".join(_name_operation(each, modules) for each in nodes)
         own_path = str(node.target).partition(".")[2] if node.op == "call_module" else node.name
         full_path = f"{path}.{own_path}".strip(".")
-        sites.append(NormSite(full_path, nodes, FusedNorm(parameters, activation, slope), given, names))
+        sites.append(GroupNormSite(full_path, nodes, FusedNorm(parameters, activation, slope), given, names))
     return sites
 
 
@@ -194,7 +196,7 @@ class NormFuser:
         count = self.num_concatenations
         return [f"A kernel computes {count} concatenation{'s' * (count > 1)} of images."] if count else []
 
-    def _fuse_site(self, site: NormSite, graph: fx.GraphModule, metadata: dict[fx.Node, TensorMetadata]) -> None:
+    def _fuse_site(self, site: GroupNormSite, graph: fx.GraphModule, metadata: dict[fx.Node, TensorMetadata]) -> None:
         if site.key not in self._timings:
             if not self._has_time():
                 return
@@ -232,7 +234,7 @@ class NormFuser:
             if node.op == "get_attr" and not node.users:
                 graph.graph.erase_node(node)
 
-    def _measure(self, site: NormSite) -> _Timing:
+    def _measure(self, site: GroupNormSite) -> _Timing:
         """Compare the kernels with PyTorch in both layouts."""
         given = site.metadata.make_random_like()
         own_layout, layer = find_kernel_layout(given), site.layer

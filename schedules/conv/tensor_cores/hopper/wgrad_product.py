@@ -46,6 +46,7 @@ PART_PIXELS = 128  # parts are whole K tiles of any size
 PARTS_CHOICES = (1, 2, 3, 4, 5, 6, 7, 8, 10, 11, 12, 14, 16, 20, 22, 24, 28, 32, 40, 44, 48, 66, 88, 132)
 COLUMN_UNITS = (64, 32, 16)  # channels per box
 MAX_PADDING = 1 / 8  # of columns, for wider boxes
+MAX_PADDING_OF_NARROW_BOXES = 1 / 3  # of columns, for boxes of 64 bytes instead of 32, which TMA copies slowly
 REDUCTION_LAUNCH_US, WORKSPACE_BYTES_PER_US = 1.2, 5.0e6  # fitted to 240 configs of six layers on an H200
 # Latency of reductions split within clusters over their estimate, relative to that of parts in a workspace. SMs of a
 # cluster load different pixels, so that fewer requests of neighbours coincide (two layers on an H100).
@@ -99,9 +100,15 @@ def stores_result(w: WeightGradient, num_parts: int) -> bool:
 
 
 def choose_columns_per_tap(w: Conv) -> int:
-    """Return the channels of X of a group, padded to whole boxes: wide boxes unless much would be padding."""
-    channels = w.C // w.groups
+    """Return the channels of X of a group, padded to whole boxes: wide boxes unless much would be padding.
+
+    If channels do not fill the narrowest boxes either, more padding is permitted for boxes of twice their width.
+    """
+    channels, (_, medium, narrow) = w.C // w.groups, COLUMN_UNITS
     padded = {unit: round_up(channels, unit) for unit in COLUMN_UNITS}
+    if channels % narrow and padded[medium] <= (1 + MAX_PADDING_OF_NARROW_BOXES) * channels:
+        padded.pop(narrow)
+        return min(padded.values())
     wide = [columns for columns in padded.values() if columns <= (1 + MAX_PADDING) * channels]
     return wide[0] if wide else min(padded.values())
 

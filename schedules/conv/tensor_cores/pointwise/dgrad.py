@@ -47,11 +47,12 @@ from ...gradient_operators import DGRAD, TRANSPOSE
 from ..gemm.atoms import MmaSyncAtom, ThreadPosition
 from ..gemm.cta import allocate_smem, allow_dependent_launch, open_cta
 from ..gemm.epilogue_ops import EpilogueOps, apply_to_vector
-from ..hopper.tma_requirements import NARROW_ROW_BYTES, is_pixel_matrix
+from ..hopper.tma_requirements import is_pixel_matrix
 from ..implicit_gemm_shape import VECTOR_BYTES
 from .dgrad_config import FRAGMENT_BYTES, GROUP_BYTES, MMA_M, OCTET, PointwiseConfig
 
 DTYPES = ("float16", "bfloat16", "tf32")
+MAX_ROW_BYTES = 192  # bytes of the narrower rows of dX and dY, up to which a search tries the schedule
 MAX_FILTER_BATCH = 24  # parts of the weight that a thread loads before it stores them
 CHUNKS = GROUP_BYTES // VECTOR_BYTES  # lanes that load neighbouring bytes of a pixel
 
@@ -67,8 +68,8 @@ def is_pointwise(w: InputGradient) -> bool:
 
 
 def is_narrow(w: InputGradient) -> bool:
-    """Return whether dX or dY has rows of at most 128 bytes, so that memory bounds the gradient."""
-    return min(w.C, w.O) * get_itemsize(w.storage) <= NARROW_ROW_BYTES
+    """Return whether dX or dY has rows of at most 192 bytes, so that memory bounds the gradient."""
+    return min(w.C, w.O) * get_itemsize(w.storage) <= MAX_ROW_BYTES
 
 
 @schedule(

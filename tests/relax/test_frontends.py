@@ -1,0 +1,116 @@
+"""Models that TVM's importers refuse as they are: 16 bits, transposed 3-D convolutions, computed constants of ONNX."""
+
+import numpy as np
+import onnx
+import pytest
+import torch
+import tvm
+from onnx import TensorProto, helper, numpy_helper
+from relax_models import differ, randomized
+from torch import nn
+
+import tvmconv.relax
+from tvmconv.cli import main
+from tvmconv.compiler import nvrtc
+from tvmconv.models.onnx_folding import fold_constants
+from tvmconv.relax.layouts import is_truncating
+
+
+def test_half_precision_model_equals_pytorch():
+    layers = nn.Conv2d(3, 8, 3), nn.BatchNorm2d(8), nn.ReLU(), nn.Flatten(), nn.Linear(128, 5)
+    model, x = randomized(nn.Sequential(*layers)), torch.randn(1, 3, 6, 6)
+    program = torch.export.export(model.half(), (x.half(),))
+    optimized = tvmconv.relax.optimize_with_report(tvmconv.relax.from_exported_program(program), "llvm")
+    assert [line.workload for line in optimized.report.lines] == ["conv2d:1x3x6x6,8x3x3x3,s1,p0,f16,bias,relu"]
+    assert differ(optimized.compile(), model, x.half()) < 5e-3
+
+
+def test_bfloat16_model_and_transposed_volume_are_imported():
+    layers = nn.ConvTranspose3d(3, 8, 2, 2, groups=1), nn.BatchNorm3d(8), nn.SiLU(), nn.Conv3d(8, 2, 1)
+    model, x = nn.Sequential(*layers).eval().bfloat16(), torch.randn(1, 3, 2, 3, 4).bfloat16()
+    mod = tvmconv.relax.from_exported_program(torch.export.export(model, (x,)))
+    optimized = tvmconv.relax.optimize_with_report(mod, "llvm", layout="nhwc")
+    assert [line.workload for line in optimized.report.lines] == [
+        "conv3d_transpose:1x3x2x3x4,3x8x2x2x2,s2,p0,bf16,nhwc,bias,silu",
+        "conv3d:1x8x4x6x8,2x8x1x1x1,s1,p0,bf16,nhwc,bias",
+    ]
+
+
+@pytest.mark.parametrize(("activation", "name"), [(nn.Hardswish(), "hardswish"), (nn.SiLU(), "silu")])
+def test_activations_in_float32_between_casts_are_fused(activation, name):
+    model, x = nn.Sequential(nn.Conv2d(3, 4, 1), activation).eval().half(), torch.randn(1, 3, 4, 4).half()
+    mod = tvmconv.relax.from_exported_program(torch.export.export(model, (x,)))
+    optimized = tvmconv.relax.optimize_with_report(mod, "llvm")
+    assert optimized.report.lines[0].workload == f"conv2d:1x3x4x4,4x3x1x1,s1,p0,f16,bias,{name}"
+
+
+def make_padded_model():
+    """A padding from a shape and constants, around a convolution whose weight is the product of constants."""
+    x, y = (helper.make_tensor_value_info(n, TensorProto.FLOAT, s) for n, s in (("x", [1, 2, 5, 6]), ("y", None)))
+    weight = np.random.default_rng(0).standard_normal((4, 2, 3, 3)).astype(np.float32)
+    arrays = {"weight": weight, "two": np.float32(2), "index": np.array([1, 1], np.int64), "zeros": np.zeros(4, int)}
+    nodes = [
+        helper.make_node("Shape", ["x"], ["shape"]),
+        helper.make_node("Gather", ["shape", "index"], ["channels"]),  # 2, 2
+        helper.make_node("Concat", ["zeros", "zeros_2", "channels"], ["pads"], axis=0),
+        helper.make_node("Pad", ["x", "pads"], ["padded"]),
+        helper.make_node("Mul", ["weight", "two"], ["factor"]),
+        helper.make_node("Conv", ["padded", "factor"], ["y"]),
+    ]
+    arrays["zeros_2"] = np.zeros(2, np.int64)
+    tensors = [numpy_helper.from_array(np.asarray(array), name) for name, array in arrays.items()]
+    graph = helper.make_graph(nodes, "padded", [x], [y], tensors)
+    return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8), weight
+
+
+def test_computed_constants_of_onnx_are_folded():
+    model, weight = make_padded_model()
+    folded = fold_constants(model)
+    assert [node.op_type for node in folded.graph.node] == ["Pad", "Conv"]
+    assert len(model.graph.node) == 6
+    optimized = tvmconv.relax.optimize_with_report(tvmconv.relax.from_onnx(model), "llvm")
+    assert [line.workload for line in optimized.report.lines] == ["conv2d:1x2x7x8,4x2x3x3,s1,p0"]
+    x = torch.randn(1, 2, 5, 6)
+    expected = nn.functional.conv2d(nn.functional.pad(x, (0, 2, 0, 2)), torch.from_numpy(weight * 2))
+    machine = tvm.relax.VirtualMachine(optimized.compile(), tvm.cpu())
+    found = machine["main"](tvm.runtime.tensor(x.numpy())).numpy()
+    assert np.abs(found - expected.numpy()).max() < 1e-4
+
+
+@pytest.mark.parametrize("op", ["RandomNormalLike", "Unknown"])
+def test_results_that_are_no_constants_stay(op):
+    node = helper.make_node(op, ["weight"], ["sum"])
+    weight = numpy_helper.from_array(np.ones(3, np.float32), "weight")
+    results = [helper.make_tensor_value_info(name, TensorProto.FLOAT, [3]) for name in ("y", "sum")]
+    graph = helper.make_graph([node, helper.make_node("Neg", ["sum"], ["y"])], "g", [], results[:1], [weight])
+    folded = fold_constants(helper.make_model(graph))
+    assert [node.op_type for node in folded.graph.node] == [op, "Neg"]
+
+
+def test_command_reads_weights_in_a_file_of_their_own(tmp_path, capsys):
+    model, _ = make_padded_model()
+    path = tmp_path / "model.onnx"
+    onnx.save(model, path, save_as_external_data=True, size_threshold=0)
+    assert main(["relax", str(path), "--target", "llvm", "--csv"]) == 0
+    assert "conv2d:1x2x7x8,4x2x3x3,s1,p0" in capsys.readouterr().out
+
+
+@pytest.mark.skipif(nvrtc.explain_unavailability() is not None, reason="NVRTC is missing")
+def test_tf32_is_an_option_and_weights_are_compensated():
+    model, x = nn.Conv2d(64, 64, 3, padding=1, bias=False).eval(), torch.randn(1, 64, 14, 14)
+    mod = tvmconv.relax.from_exported_program(torch.export.export(model, (x,)))
+    optimized = tvmconv.relax.optimize_with_report(mod, "sm_90", tf32=True)
+    (line,) = optimized.report.lines
+    assert line.workload == "conv2d:1x64x14x14,64x64x3x3,s1,p1,tf32,nhwc"
+    workload = tvmconv.parse(line.workload)
+    assert [is_truncating(workload, name) for name in ("mma_sync", "hopper", "implicit_gemm")] == [True, True, False]
+    weights = []
+    tvm.relax.analysis.post_order_visit(
+        optimized.mod["main"],
+        lambda node: weights.append(node.value.numpy()) if isinstance(node, tvm.ir.GenericConst) else None,
+    )
+    (weight,) = (array for array in weights if array.ndim == 4)
+    exact = np.moveaxis(model.weight.detach().numpy(), 1, -1)
+    assert not (weight.view(np.uint32) & 0x1FFF).any()
+    assert abs(np.abs(weight).sum() / np.abs(exact).sum() - 1 - 2**-11 / (2 * np.log(2))) < 2e-5
+    assert "tf32" not in tvmconv.relax.optimize_with_report(mod, "sm_90").report.lines[0].workload
