@@ -113,8 +113,8 @@ def command_of(section, page, folder):
         return ["bench", "eight-bits", "--from", *recorded("*/*/eight-bits.json")]
     if section.startswith("gradients-"):
         return ["bench", "layer-table", *reversed(recorded(f"*/gradients/{section}*.json.gz")), "--section", section]
-    if section == "video":
-        return ["bench", "layer-table", *recorded("*/video/*-tuned.json.gz"), "--section", section]
+    if section in ("video", "video-bare", "batches"):
+        return ["bench", "layer-table", *recorded(f"*/{section}/*-tuned.json.gz"), "--section", section]
     (measured,) = recorded(f"*/*/{section}.json") or recorded(f"*/*/{section}.json.gz")
     if section.startswith("bounds-"):
         return ["bench", "bounds", "--from", measured, "-o", folder]
