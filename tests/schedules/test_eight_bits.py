@@ -2,9 +2,10 @@
 
 import numpy as np
 import pytest
-from cubins import needs_nvrtc, space_of
+from cubins import space_of
 from emulate import error, run
 from small_tiles import SMALL, few_multiprocessors
+from tvmconv.builtin.conv.tensor_cores.hopper import tile_config
 
 import tvmconv as tc
 from tvmconv.errors import ScheduleError
@@ -47,39 +48,23 @@ def test_hopper_multiplies_operands_of_8_bits(text, config):
     check(text, "hopper", {**SMALL, **config})
 
 
-@pytest.mark.sample(3)
-@pytest.mark.parametrize("kernel_schedule", ["cooperative", "pingpong"])
+@pytest.mark.sample(2)
 @pytest.mark.parametrize(
     "config",
     [
-        {"block_n": 32, "block_k_bytes": 128},  # parts along the channels; several K tiles per iteration, and others
-        {"block_n": 32, "block_k_bytes": 128, "wgmma_m_tiles": 2},  # parts along the pixels
-        {"block_n": 16, "block_k_bytes": 64, "taps_per_copy": 3},  # two promotions in a K tile
-        {"block_n": 16, "block_k_bytes": 256, "promotion_parts": 1},
-        {"block_n": 16, "block_k_bytes": 128, "split_k": 2},  # an unknown number of K tiles
+        {"block_k_bytes": 64, "taps_per_copy": 3, "warpgroups": 2},
+        {"block_k_bytes": 64, "taps_per_copy": 3, "warpgroups": 2, "kernel_schedule": "pingpong"},
+        {"block_k_bytes": 256, "split_k": 2},  # an unknown number of K tiles
     ],
 )
-def test_hopper_promotes_parts_while_others_multiply(config, kernel_schedule):
-    if kernel_schedule == "pingpong" and "split_k" in config:
-        pytest.skip("no split in ping-pong")
+def test_hopper_promotes_several_times_in_a_long_k_tile(config):
     w = tc.parse("conv2d:1x288x9x64,32x288x1x3,s1,p0x1,e4m3,nhwc,scale,out-f32")
-    schedule = {"warpgroups": 2, "kernel_schedule": kernel_schedule, "taps_per_copy": 1, "promotion_parts": 2}
-    config = {**SMALL, **schedule, **config}
     with few_multiprocessors():
-        kernel = tc.build(w, "hopper", arch="sm_90", config=config)
-    assert kernel.config["kernel_schedule"] == kernel_schedule
+        kernel = tc.build(w, "hopper", arch="sm_90", config={**SMALL, "taps_per_copy": 1, **config})
+        tile = tile_config.HopperTileConfig.of_workload(kernel.config, w)
+    assert int(tile.promotions_per_k_tile(1)) == 2
+    assert int(tile.promoted_products(1)) <= 128
     assert error(kernel.lowered_module, w) <= w.tolerance
-
-
-@needs_nvrtc
-def test_wgmmas_of_promoted_parts_do_not_wait_for_each_other():
-    """ptxas would wait after each wgmma if it could not tell which accumulators are complete."""
-    w = tc.parse("conv2d:8x320x64x64,320x320x3x3,s1,p1,e4m3,nhwc,scale,out-f16")
-    config = {"kernel_schedule": "pingpong", "warpgroups": 2, "wgmma_m_tiles": 2, "block_n": 80, "block_k_bytes": 64}
-    config |= {"stages": 6, "split_k": 1, "cluster_m": 1, "cluster_n": 1, "taps_per_copy": 3, "promotion_parts": 2}
-    kernel = tc.build(w, "hopper", arch="sm_90", config=config)
-    assert kernel.resources.spills == 0
-    assert 0 < kernel.sass.count("WARPGROUP.DEPBAR") < kernel.sass.count("GMMA.") / 2
 
 
 @pytest.mark.sample(2)

@@ -1,5 +1,7 @@
 """Depthwise and grouped convolutions, channels first: vectors of columns, on random workloads and configs."""
 
+from pathlib import Path
+
 import emulate
 import numpy as np
 import pytest
@@ -11,6 +13,9 @@ from tvmconv.analysis.memory.bank_conflicts import count_conflicts, count_shared
 from tvmconv.analysis.races import find_races
 from tvmconv.compiler.sass import count_instructions
 from tvmconv.errors import KnobError
+from tvmconv.target import get_block_limits
+
+DATA = Path(__file__).parents[1] / "data"
 
 EPILOGUES = ((), ("bias", "relu"), ("add",), ("bias", "add", "silu"))
 OPERATORS = (tc.Conv1d, tc.Conv2d, tc.Conv2d, tc.Conv3d)
@@ -101,3 +106,35 @@ def test_planes_in_shared_memory_are_read_from_distinct_banks():
     kernel = emulate.build_checked("conv2d:1x8x14x14,8x1x3x3,s1,p1,g8,f16", "depthwise_nchw", config)
     loads = [access for access in count_shared_accesses(kernel) if access.kind == "load"]
     assert sum(access.wavefronts for access in loads) < 1.6 * sum(access.min_wavefronts for access in loads)
+
+
+def read_recorded_configs():
+    """The configs of each recorded layer, and their microseconds; no coefficient was fitted to them."""
+    layers = {}
+    for line in (DATA / "depthwise-nchw-h200.txt").read_text(encoding="utf-8").splitlines()[1:]:
+        *numbers_and_scopes, micros = line.split()
+        if not numbers_and_scopes:
+            configs = layers[line] = []
+            continue
+        threads, *tiles, unroll, weight, input_scope = numbers_and_scopes
+        rows, columns = (tuple(map(int, ("-1", *tiles[first : first + 2]))) for first in (0, 2))
+        config = {"vector": 1, "threads_c": int(threads), "tile_y": rows, "tile_x": columns}
+        config |= {"unroll_scope": unroll, "weight_scope": weight, "input_scope": input_scope}
+        configs.append((config, float(micros)))
+    return layers
+
+
+def test_estimates_of_depthwise_kernels_rank_recorded_times():
+    from scipy.stats import spearmanr
+
+    correlations, slowdowns = [], []
+    for text, configs in read_recorded_configs().items():
+        w = tc.parse(text)
+        space = registry.find_schedule(w, "depthwise_nchw").space(w, get_block_limits("sm_90"))
+        micros = np.array([time for _, time in configs])
+        estimates = space.compute_usage(np.stack([space.project(config) for config, _ in configs])).estimate
+        correlations.append(spearmanr(estimates, micros).statistic)
+        slowdowns.append(micros[np.argmin(estimates)] / micros.min())
+    assert len(correlations) == 6
+    assert np.mean(correlations) > 0.59  # 0.55 by the estimate of `depthwise_nhwc`
+    assert max(slowdowns) < 1.2  # 4.97 by that one

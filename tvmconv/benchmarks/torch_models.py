@@ -5,9 +5,9 @@
 
 Each network is timed unchanged in both memory formats, and under `torch.compile` in each named mode. Then
 `tvmconv.torch.optimize` optimizes it by a search, and again from the log, and the result is compiled, except in modes
-that --compile-unchanged names. With --quantize,
-it optimizes the network in an 8-bit dtype as well, calibrated on the input. Times are those of CUDA graphs, and of
-eager calls with the host's time included. Outputs are compared with the network's in float64.
+of --compile-unchanged. With --quantize, it optimizes the network in an 8-bit dtype as well, calibrated on the input.
+Times are those of CUDA graphs, and of eager calls with the host's time included. Outputs are compared with the
+network's in float64.
 After each timing, DIR/torch-NAME.json and .md have all results so far, with the kernel of each layer; the log is
 DIR/torch.jsonl.
 """

@@ -1,15 +1,15 @@
-"""The folding of constants in ONNX models. TVM's importer needs paddings, slices and shapes as constants, and PyTorch's
-exporter writes many of them as operations on constants.
+"""The folding of constants and paddings in ONNX models. TVM's importer needs paddings, slices and shapes as constants,
+and PyTorch's exporter writes many of them as operations on constants.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 
 import numpy as np
 import onnx
 from numpy.typing import NDArray
-from onnx import ModelProto, NodeProto, ValueInfoProto, helper, numpy_helper, shape_inference
+from onnx import ModelProto, NodeProto, TensorProto, ValueInfoProto, helper, numpy_helper, shape_inference
 
 from tvmconv.models.onnx_nodes import STANDARD_DOMAINS
 
@@ -19,7 +19,8 @@ RANDOM_OPS = ("RandomNormal", "RandomUniform", "RandomNormalLike", "RandomUnifor
 
 
 def fold_constants(model: ModelProto) -> ModelProto:
-    """Return a model without operations on constants and on known shapes. What the package onnx cannot compute stays.
+    """Return a model without operations on constants and on known shapes, and without paddings by zeros before
+    convolutions. What the package onnx cannot compute stays.
 
     Args:
         model: Model with its weights. It is not modified.
@@ -28,7 +29,7 @@ def fold_constants(model: ModelProto) -> ModelProto:
         model = shape_inference.infer_shapes(model, data_prop=True)
         if not _fold_nodes(model):
             break
-    return model
+    return _fold_pads(model)
 
 
 def _fold_nodes(model: ModelProto) -> bool:
@@ -51,6 +52,39 @@ def _fold_nodes(model: ModelProto) -> bool:
     del graph.node[:]
     graph.node.extend(kept)
     return is_changed
+
+
+def _fold_pads(model: ModelProto) -> ModelProto:
+    """Return a model with the zeros that `Pad` adds around the input of a convolution as the convolution's `pads`."""
+    constants = {tensor.name: tensor for tensor in model.graph.initializer}
+    pads = {node.output[0]: node for node in model.graph.node if node.op_type == "Pad"}
+    for node in model.graph.node:
+        pad = pads.get(node.input[0]) if node.op_type == "Conv" else None
+        numbers = [] if pad is None else _list_zeros_around_pixels(pad, constants)
+        if pad is None or not numbers or any(attribute.name == "auto_pad" for attribute in node.attribute):
+            continue
+        attribute = next((attribute for attribute in node.attribute if attribute.name == "pads"), None)
+        if attribute is None:
+            node.attribute.append(helper.make_attribute("pads", numbers))
+        else:
+            attribute.ints[:] = [own + added for own, added in zip(attribute.ints, numbers, strict=True)]
+        node.input[0] = pad.input[0]
+    return model
+
+
+def _list_zeros_around_pixels(pad: NodeProto, constants: Mapping[str, TensorProto]) -> list[int]:
+    """Return the numbers of zeros before and after each axis of pixels; none if a `Pad` node does something else."""
+    mode = next((attribute.s for attribute in pad.attribute if attribute.name == "mode"), b"constant")
+    names = [*pad.input[1:], "", "", ""][:3]
+    is_known = names[0] in constants and (not names[1] or names[1] in constants) and not names[2]
+    if mode != b"constant" or not is_known:
+        return []
+    numbers = [int(number) for number in numpy_helper.to_array(constants[names[0]])]
+    middle = len(numbers) // 2
+    value = numpy_helper.to_array(constants[names[1]]) if names[1] else np.zeros(())
+    if np.any(value) or min(numbers) < 0 or any((*numbers[:2], *numbers[middle : middle + 2])):
+        return []
+    return [*numbers[2:middle], *numbers[middle + 2 :]]
 
 
 def _iterate_shapes(infos: list[ValueInfoProto]) -> Iterator[tuple[str, list[int]]]:

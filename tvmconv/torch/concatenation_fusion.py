@@ -24,7 +24,7 @@ class ConcatenationReplacer:
 
     Args:
         time_call: Function that measures calls; None to replace all of them.
-        has_time: Function that returns whether there is time for further measurements.
+        has_time: Function that returns whether there is time for further measurements; without time, all are replaced.
     """
 
     def __init__(
@@ -52,11 +52,9 @@ class ConcatenationReplacer:
     def _decide(self, inputs: Sequence[TensorMetadata]) -> bool:
         """Return whether the kernel is faster than PyTorch in one layout, and not slower in that of the run."""
         key = str(inputs)
-        if self._time_call is None:
-            return True
-        if key not in self._is_faster and not self._has_time():
-            return False
         if key not in self._is_faster:
+            if self._time_call is None or not self._has_time():
+                return True
             self._is_faster[key] = self._compare([each.make_random_like() for each in inputs], key)
         return self._is_faster[key]
 

@@ -7,6 +7,8 @@ a contiguous tensor, so that a chain of convolutions that are channels last is i
 from __future__ import annotations
 
 import functools
+import itertools
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -164,7 +166,8 @@ class NormFuser:
 
     Args:
         time_call: Function that measures calls; None to use the kernels wherever they are correct.
-        has_time: Function that returns whether there is time for further measurements.
+        has_time: Function that returns whether there is time for further measurements, of the largest images first.
+            Without time, kernels are used if they are correct.
     """
 
     def __init__(self, time_call: TimeCall | None, has_time: Callable[[], bool] = lambda: True) -> None:
@@ -183,10 +186,16 @@ class NormFuser:
         for partition, recorder in zip(partitions, recorders, strict=True):
             partition.module.interpreter = recorder.run_with_arguments
         model(*clone_tensors(arguments))
+        sites = []
         for partition, recorder in zip(partitions, recorders, strict=True):
             partition.module.interpreter = None
+            sites.append(find_norm_sites(partition.module.graph, recorder.metadata, partition.path))
+        for site in sorted(itertools.chain(*sites), key=lambda site: -math.prod(site.metadata.shape)):
+            if site.key not in self._timings:
+                self._timings[site.key] = self._measure(site, self._time_call if self._has_time() else None)
+        for partition, recorder, own_sites in zip(partitions, recorders, sites, strict=True):
             graph = partition.module.graph
-            for site in find_norm_sites(graph, recorder.metadata, partition.path):
+            for site in own_sites:
                 self._fuse_site(site, graph, recorder.metadata)
             self.num_concatenations += self._concatenations.replace(graph, recorder.metadata)
             graph.recompile()
@@ -197,10 +206,6 @@ class NormFuser:
         return [f"A kernel computes {count} concatenation{'s' * (count > 1)} of images."] if count else []
 
     def _fuse_site(self, site: GroupNormSite, graph: fx.GraphModule, metadata: dict[fx.Node, TensorMetadata]) -> None:
-        if site.key not in self._timings:
-            if not self._has_time():
-                return
-            self._timings[site.key] = self._measure(site)
         timing = self._timings[site.key]
         is_used = bool(timing.layouts)
         self.reports.append(
@@ -234,12 +239,16 @@ class NormFuser:
             if node.op == "get_attr" and not node.users:
                 graph.graph.erase_node(node)
 
-    def _measure(self, site: GroupNormSite) -> _Timing:
-        """Compare the kernels with PyTorch in both layouts."""
+    def _measure(self, site: GroupNormSite, time_call: TimeCall | None) -> _Timing:
+        """Compare the kernels with PyTorch in both layouts; without `time_call`, compare the results alone."""
+
+        def measure(name: str, call: Callable[[], object]) -> float | None:
+            return time_call(name, call) if time_call else None
+
         given = site.metadata.make_random_like()
         own_layout, layer = find_kernel_layout(given), site.layer
         expected = layer.run_eager(given)
-        pytorch_seconds = self._time(f"PyTorch: {site.key}", lambda: layer.run_eager(given))
+        pytorch_seconds = measure(f"PyTorch: {site.key}", lambda: layer.run_eager(given))
         if own_layout is None:
             return _Timing(pytorch_seconds, reason="its input has another layout")
         tolerance = TOLERANCE_FACTOR * dtypes.DTYPES[KERNEL_DTYPES[given.dtype]].tolerance
@@ -250,7 +259,7 @@ class NormFuser:
             layer.add_input(x)
             try:
                 error = compute_relative_error(layer(x), expected if layout == own_layout else layer.run_eager(x))
-                seconds = self._time(f"{KERNEL_NAME}, {layout}: {site.key}", functools.partial(layer.forward, x))
+                seconds = measure(f"{KERNEL_NAME}, {layout}: {site.key}", functools.partial(layer.forward, x))
             except (Error, RuntimeError) as failure:
                 return _Timing(pytorch_seconds, reason=str(failure).splitlines()[0])
             finally:
@@ -264,6 +273,3 @@ class NormFuser:
             elif layout == own_layout:
                 return _Timing(pytorch_seconds, seconds, NO_SLOWER)
         return _Timing(pytorch_seconds, tvmconv_seconds, layouts=tuple(layouts))
-
-    def _time(self, name: str, call: Callable[[], object]) -> float | None:
-        return self._time_call(name, call) if self._time_call else None

@@ -36,6 +36,7 @@ from ..plane_shape import PLANE_NDIM
 from ..reduction import FLOAT_DTYPES, has_filter_per_channel
 from ..tile_config import Rule
 from ..transposed_view import TransposedView
+from .depthwise_latency import estimate_cycles
 
 LIMIT_OF_THREADS_Z: Rule = (
     f"at most {MAX_THREADS_Z} threads along the channels",
@@ -59,6 +60,12 @@ class DepthwiseNchwConfig(DepthwiseConfig):
 
     HAS_INNERMOST_CHANNELS: ClassVar[bool] = False
     LIMIT_OF_THREADS_Z: ClassVar[Rule] = LIMIT_OF_THREADS_Z
+
+    @property
+    def estimated_cycles(self) -> Any:
+        """Estimated latency in clock cycles of the SM with the most blocks, as of `depthwise_latency`."""
+        traffic = self.traffic
+        return estimate_cycles(self, self._count_read_cycles(traffic), self._count_block_bytes(traffic))
 
     @classmethod
     def list_threads_c_choices(cls, w: Conv | TransposedView) -> tuple[int, ...]:

@@ -54,14 +54,13 @@ class Accumulators:
         assert self.promoted is not None
         fill_zeros(self.promoted, self.count)
 
-    def promote(self, registers: range | None = None) -> None:
-        """Add the accumulators to the promoted sums, all or some; integers that are stored as they are replace them."""
-        promoted, first = self.promoted, registers.start if registers else 0
+    def promote(self) -> None:
+        """Add the accumulators to the promoted sums; integers that are stored as they are replace them."""
+        promoted = self.promoted
         assert promoted is not None
-        with unrolled_loop(len(registers) if registers else self.count, "i") as i:
-            index = first + i if first else i
-            value = self._widen(index)
-            store(promoted, index, value if self.has_integer_output else promoted[index] + value)
+        with unrolled_loop(self.count, "i") as i:
+            value = self._widen(i)
+            store(promoted, i, value if self.has_integer_output else promoted[i] + value)
 
     def list_sums(self) -> list[Expr]:
         """Return all sums in float32, or the bits of integers that are stored as they are."""

@@ -7,9 +7,8 @@ Sources: CUTLASS, `include/cutlass/gemm/collective/sm90_mma_tma_gmma_ss_warpspec
 from __future__ import annotations
 
 import functools
-import itertools
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from tvm.script import tirx as T  # noqa: N812  (TVM's own name for it)
 
@@ -23,16 +22,11 @@ from .atoms import ThreadPosition, WgmmaAtom, wgmma_commit_group, wgmma_fence, w
 from .frame_loaders import FrameImages
 from .pipelines import OrderedSequenceBarrier, PipelineState, TmaPipeline
 from .problem import Operand
-from .promotion_steps import AccumulatorPart, Promotion, divide_accumulators
 from .smem_layout import MatrixDescriptor, SmemLayout
 from .tap_columns import PlaneWindows
 from .tile_scheduler import KRange, ResidueKRange, WorkTile
 from .tma import TmaCopy
 from .tma_loaders import Position, TapIterator
-
-# Least number of promoted steps in an iteration of a loop, after which wgmmas are awaited. With more, ptxas (NVRTC 13)
-# lets each wgmma wait for the one before if accumulators are many.
-STEPS_PER_ITERATION = 4
 
 
 @dataclass(frozen=True)
@@ -144,7 +138,8 @@ class WgmmaMainloop:
     block_k: int  # channels per K tile
     taps_per_copy: int = 1  # taps along a line that are multiplied from one copy of A
     rows_per_tap: int = 0  # rows of A from one of these taps to the next
-    promotion: Promotion | None = None  # when accumulators are added to promoted sums; None: never
+    promotion_k_tiles: int = 0  # K tiles after which accumulators are added to promoted sums; 0: never
+    promotions_per_k_tile: int = 1  # of a K tile with more products than are added before a promotion
 
     @property
     def num_accumulators(self) -> int:
@@ -208,17 +203,17 @@ class WgmmaMainloop:
             multiply = functools.partial(
                 self._multiply_k_tiles, accumulators.registers, descriptors, *stages, warpgroup
             )
-            finish: Callable[[], None] = functools.partial(_release_last_stage, *stages)
-            if self.promotion and self.promotion.is_within_k_tile:
-                finish = self._multiply_in_steps(accumulators, descriptors, *stages, warpgroup, k_range.count)
-            elif self.promotion:
-                self._multiply_with_promotion(accumulators, k_range.count, multiply, finish)
+            release = functools.partial(_release_last_stage, *stages)
+            if self.promotions_per_k_tile > 1:
+                self._multiply_with_promotions_within(accumulators, descriptors, *stages, warpgroup, k_range.count)
+            elif self.promotion_k_tiles:
+                self._multiply_with_promotion(accumulators, k_range.count, multiply, release)
             else:
                 multiply(k_range.count)
             if order:  # all wgmmas of the work tile are issued
                 order.arrive()
-            if not self.promotion or self.promotion.is_within_k_tile:
-                finish()
+            if not self.promotion_k_tiles:
+                release()
         if order and k_range.may_be_empty:
             with if_(k_range.count == 0):
                 order.skip()
@@ -260,8 +255,7 @@ class WgmmaMainloop:
             multiply: Issues the wgmmas of the next K tiles, as many as its argument.
             release: Waits for the wgmmas, and releases the stage of the last one.
         """
-        assert self.promotion
-        interval = self.promotion.k_tiles
+        interval = self.promotion_k_tiles
         accumulators.clear_promoted()
         with serial_loop(ceil_div(count, interval), "promotion") as promotion:
             is_exact = isinstance(count, int) and count % interval == 0
@@ -270,7 +264,7 @@ class WgmmaMainloop:
             release()
             accumulators.promote()
 
-    def _multiply_in_steps(
+    def _multiply_with_promotions_within(
         self,
         accumulators: Accumulators,
         descriptors: tuple[MatrixDescriptor, MatrixDescriptor],
@@ -279,64 +273,21 @@ class WgmmaMainloop:
         thread: ThreadPosition,
         warpgroup: Expr,
         count: Expr,
-    ) -> Callable[[], None]:
-        """Multiply `count` K tiles in steps, each of which is promoted.
-
-        A step multiplies some products of a K tile for a part of the accumulators. With several parts, a part is
-        promoted while the wgmmas of the next step run. No wgmma is in flight from one iteration of a loop to the next,
-        since ptxas would let each wgmma wait for the one before (warning C7514); so an iteration has several K tiles.
-
-        Returns:
-            Function that waits for the last step and promotes its part.
-        """
-        assert self.promotion
-        parts = [*divide_accumulators(self.atom, self.m_atoms, self.promotion.parts)]
-        steps = [*itertools.product(self.promotion.divide_steps(self.k_steps), parts)]
-        is_overlapped, k_tiles_per_iteration = len(parts) > 1, ceil_div(STEPS_PER_ITERATION, len(steps))
-
-        def promote(part: AccumulatorPart, *, ends_k_tile: bool = False) -> None:
-            """Promote a part after its wgmmas; those of the next part may be in flight."""
-            if ends_k_tile:
-                pipeline.consumer_release(state.previous_index, thread)
-            accumulators.promote(self._list_registers(part))
-
-        def multiply(num_k_tiles: int) -> None:
-            """Multiply K tiles; the last step is not promoted."""
-            for step, (_, (group, part)) in enumerate(itertools.product(range(num_k_tiles), steps)):
-                is_first = step % len(steps) == 0
-                if not is_overlapped and step:  # before the wgmmas that overwrite the accumulators
-                    wgmma_wait_group(0)
-                    promote(part, ends_k_tile=is_first)
-                if is_first:
-                    pipeline.consumer_wait(state.index, state.phase)
-                    self._set_stage(descriptors, pipeline.stage_address(state.index), warpgroup)
-                self._issue(accumulators.registers, descriptors, part, group, False)
-                if is_overlapped and step:
-                    wgmma_wait_group(1)
-                    promote(parts[step % len(parts) - 1], ends_k_tile=is_first)
-                if is_first:
-                    state.advance()
-
-        def finish() -> None:
-            wgmma_wait_group(0)
-            promote(parts[-1], ends_k_tile=True)
-
-        def repeat(num_iterations: Expr, num_k_tiles: int) -> None:
-            if isinstance(num_iterations, int) and num_iterations == 0:
-                return
-            with serial_loop(num_iterations, "iteration"):
-                multiply(num_k_tiles)
-                finish()
-
+    ) -> None:
+        """Multiply K tiles, and add the accumulators to the promoted sums several times in each."""
+        steps_per_promotion = ceil_div(len(self.k_steps), self.promotions_per_k_tile)
         accumulators.clear_promoted()
-        num_iterations = (count - 1) // k_tiles_per_iteration
-        num_others = count - num_iterations * k_tiles_per_iteration
-        repeat(num_iterations, k_tiles_per_iteration)
-        if not isinstance(count, int):
-            repeat(num_others - 1, 1)
-            num_others = 1
-        multiply(num_others)
-        return finish
+        with serial_loop(count, "k_tile"):
+            pipeline.consumer_wait(state.index, state.phase)
+            self._set_stage(descriptors, pipeline.stage_address(state.index), warpgroup)
+            for first in range(0, len(self.k_steps), steps_per_promotion):
+                k_steps = self.k_steps[first : first + steps_per_promotion]
+                self._issue(accumulators.registers, descriptors, k_steps, False)
+                wgmma_wait_group(0)
+                if k_steps[-1] == self.k_steps[-1]:
+                    pipeline.consumer_release(state.index, thread)
+                accumulators.promote()
+            state.advance()
 
     def sums(self, accumulators: Accumulators, k_range: KRange | ResidueKRange) -> Sequence[Expr]:
         """Return the sums of a work tile, which are zeros if it has no K tiles.
@@ -356,8 +307,7 @@ class WgmmaMainloop:
     ) -> None:
         """Issue the wgmmas of a stage as one group; the first of them overwrite the sums unless `accumulates`."""
         self._set_stage(descriptors, stage, warpgroup)
-        (whole,) = divide_accumulators(self.atom, 1, 1)
-        self._issue(accumulators, descriptors, replace(whole, m_atoms=range(self.m_atoms)), self.k_steps, accumulates)
+        self._issue(accumulators, descriptors, self.k_steps, accumulates)
 
     @property
     def k_steps(self) -> range:
@@ -377,31 +327,25 @@ class WgmmaMainloop:
         self,
         accumulators: Buffer,
         descriptors: tuple[MatrixDescriptor, MatrixDescriptor],
-        part: AccumulatorPart,
         k_steps: range,
         accumulates: Expr,
     ) -> None:
-        """Issue wgmmas of a part of the accumulators as one group; the first overwrite them unless `accumulates`."""
+        """Issue wgmmas of a K tile as one group; the first of them overwrite the sums unless `accumulates`."""
         a_descriptor, b_descriptor = descriptors
         a_layout, b_layout, itemsize = self.a.layout, self.b.layout, self.atom.itemsize
         wgmma_fence()
         for k in k_steps:
             tap, channel = divmod(k, self.block_k)
-            for m_atom in part.m_atoms:
+            for m_atom in range(self.m_atoms):
                 row = m_atom * self.rows_per_atom + tap * self.rows_per_tap
-                first = m_atom * self.atom.num_accumulators + part.first_register
-                part.atom.emit(
-                    [accumulators[first + e] for e in range(part.atom.num_accumulators)],
+                first = m_atom * self.atom.num_accumulators
+                self.atom.emit(
+                    [accumulators[first + e] for e in range(self.atom.num_accumulators)],
                     a_descriptor.encode_operand(a_layout.operand_offset(row, channel, itemsize)),
-                    b_descriptor.encode_operand(b_layout.operand_offset(part.first_column, k, itemsize)),
+                    b_descriptor.encode_operand(b_layout.operand_offset(0, k, itemsize)),
                     True if k > k_steps[0] else accumulates,
                 )
         wgmma_commit_group()
-
-    def _list_registers(self, part: AccumulatorPart) -> range:
-        """Return the indices of the accumulators of a part."""
-        first = part.m_atoms[0] * self.atom.num_accumulators + part.first_register
-        return range(first, first + part.num_accumulators)
 
 
 def _release_last_stage(pipeline: TmaPipeline, state: PipelineState, thread: ThreadPosition) -> None:

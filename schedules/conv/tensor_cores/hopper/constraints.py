@@ -14,7 +14,7 @@ from tvmconv.workloads.dtypes import INT8, get_itemsize
 
 from ...tile_config import Rule
 from ..implicit_gemm_shape import ImplicitGemmShape
-from ..promotion import has_eight_bits, has_integer_output, limit_accumulation_error
+from ..promotion import has_eight_bits, has_integer_output
 from .tile_config import (
     MAX_SWIZZLE_BYTES,
     OVERHEAD_REGISTERS,
@@ -124,19 +124,6 @@ def list_eight_bit_rules(w: Conv) -> list[Rule]:
             )
         )
     return rules
-
-
-def list_promotion_rules() -> list[Rule]:
-    """Return the conditions on promotions of sums of 8-bit floats."""
-    return [
-        limit_accumulation_error(lambda t: t.promoted_products(1)),
-        (
-            "accumulators are promoted in parts after each k-tile or within it, along at most two wgmma tiles",
-            lambda t: (
-                (t.promotion_parts == 1) | ((t.promotion_k_tiles(1) == 1) & (t.wgmma_m_tiles <= t.promotion_parts))
-            ),
-        ),
-    ]
 
 
 def require_whole_slices(storage: str, *, a_is_mn_major: bool = False) -> Rule:

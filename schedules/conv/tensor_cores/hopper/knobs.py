@@ -13,18 +13,17 @@ from tvmconv.workloads import Conv
 
 from ...tile_config import Rule, add_rules, declare_choices
 from ..implicit_gemm_shape import ImplicitGemmShape
-from ..promotion import KNOB, PROMOTION_INTERVALS, has_eight_bits, has_float8_sums
+from ..promotion import KNOB, PROMOTION_INTERVALS, has_eight_bits, has_float8_sums, limit_accumulation_error
 from .candidates import list_best
 from .constraints import (
     MAX_ACCUMULATORS,
     count_equal_registers,
     isa_constraints,
-    list_promotion_rules,
     resource_constraints,
 )
 from .latency import (
     estimate_latency_us,
-    list_promotions,
+    list_promotion_intervals,
     min_latency_us,
     select_default_config,
     select_kernel_schedule,
@@ -38,7 +37,6 @@ from .tile_config import (
     MAX_SWIZZLE_BYTES,
     NUM_MULTIPROCESSORS,
     PINGPONG,
-    PROMOTION_PARTS_CHOICES,
     RASTER_ORDERS,
     REALLOCATED_WGMMA_M_TILES_CHOICES,
     SPLIT_LAST_WAVE,
@@ -63,6 +61,8 @@ MAX_LATENCY_RATIO = 2.5  # maximum estimated latency of a searched config, relat
 # Kernel schedules of the configs with which a search starts, in this order; each entry takes another tile. Of 22 layers
 # that were timed, one of the two best estimates in ping-pong was within 2.1 % of its fastest kernel on all but one.
 STARTING_KERNEL_SCHEDULES = (PINGPONG, COOPERATIVE, PINGPONG, COOPERATIVE, COOPERATIVE_SETMAXNREG)
+# The same for 8-bit floats: in ping-pong, tensor cores wait for each promotion.
+STARTING_FLOAT8_SCHEDULES = (COOPERATIVE_SETMAXNREG, COOPERATIVE, COOPERATIVE_SETMAXNREG, COOPERATIVE, PINGPONG)
 STARTING_TILES = 4  # configs with which the search of a gradient starts that has no kernel schedules
 
 
@@ -121,9 +121,7 @@ def declare_knobs(
     | | "split_last_wave" | several CTAs divide each tile of the last wave, and a second kernel adds the parts |
 
     8-bit floats have the knob `promotion_interval`: the number of products after which sums are promoted to float32. A
-    search has only the interval whose error is bounded; longer ones, and 0 for none, are for users who set them. With
-    `promotion_parts` of 2, half of the sums is promoted while the tensor cores multiply for the other half, unless the
-    interval has several K tiles.
+    search has only the interval whose error is bounded; longer ones, and 0 for none, are for users who set them.
     """
     options, kernel_schedule = dict(KNOB_OPTIONS), COOPERATIVE
     has_kernel_schedules = can_compute_several_tiles(w)
@@ -142,8 +140,6 @@ def declare_knobs(
         values["decomposition"] = k.choice("decomposition", DECOMPOSITIONS, default.decomposition)
     if has_float8_sums(w):
         values[KNOB] = k.choice(KNOB, PROMOTION_INTERVALS, PROMOTION_INTERVALS[0])
-        parts = "promotion_parts"
-        values[parts] = k.choice(parts, PROMOTION_PARTS_CHOICES, int(default.promotion_parts), missing=1)
     tiles = HopperTileConfig(**values, taps_per_copy=taps_per_copy, **describe_lines(w))
     best_us = None if estimate is estimate_latency_us else float(estimate(default, w))
     required = (*isa_constraints(w), *resource_constraints(w))
@@ -195,7 +191,7 @@ def list_starting_configs(
     """
     rules = [*isa_constraints(w), *resource_constraints(w), *rules]
     rules += pruning_constraints(w, estimate, float(estimate(default, w)) if default else None)
-    options = KNOB_OPTIONS | {"taps_per_copy": list_taps_per_copy_of_whole_lines(w)} | list_promotions(w)
+    options = KNOB_OPTIONS | {"taps_per_copy": list_taps_per_copy_of_whole_lines(w)} | list_promotion_intervals(w)
 
     def list_tiles(max_tiles: int, **fixed: Any) -> list[tuple[HopperTileConfig, float]]:
         fixed |= describe_lines(w)
@@ -206,10 +202,9 @@ def list_starting_configs(
         ranked = list_tiles(STARTING_TILES) if default or has_eight_bits(w) else []
         return [_knob_values(config, options) for config, _ in ranked]
     options["wgmma_m_tiles"] = REALLOCATED_WGMMA_M_TILES_CHOICES
-    best_tiles = {
-        name: iter(list_tiles(STARTING_KERNEL_SCHEDULES.count(name), kernel_schedule=name)) for name in KERNEL_SCHEDULES
-    }
-    ranked = [entry for name in STARTING_KERNEL_SCHEDULES if (entry := next(best_tiles[name], None))]
+    schedules = STARTING_FLOAT8_SCHEDULES if has_float8_sums(w) else STARTING_KERNEL_SCHEDULES
+    best_tiles = {name: iter(list_tiles(schedules.count(name), kernel_schedule=name)) for name in KERNEL_SCHEDULES}
+    ranked = [entry for name in schedules if (entry := next(best_tiles[name], None))]
     split = [
         entry
         for name in (PINGPONG, COOPERATIVE)
@@ -238,7 +233,7 @@ def pruning_constraints(w: Conv, estimate: Estimate = estimate_latency_us, best_
     gemm = ImplicitGemmShape.from_workload(w)
     best_latency_us = min_latency_us(w) if best_us is None else best_us
     return [
-        *(list_promotion_rules() if has_float8_sums(w) else []),
+        *([limit_accumulation_error(lambda t: t.promoted_products(1))] if has_float8_sums(w) else []),
         (
             "tiles are less than twice as large as the product",
             lambda t: (t.block_m < 2 * max(gemm.m, 64)) & (t.block_n < 2 * max(gemm.n, 16)),

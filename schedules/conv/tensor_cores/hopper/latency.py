@@ -13,10 +13,10 @@ from tvmconv.workloads import Conv
 
 from ..implicit_gemm_shape import ACCUMULATOR_BYTES, ImplicitGemmShape
 from ..latency_model import bound_by_memory, combine_overlapping_times, estimate_k_tile_us
-from ..promotion import PROMOTION_INTERVALS, has_float8_sums
+from ..promotion import PROMOTION_INTERVALS, has_float8_sums, limit_accumulation_error
 from .candidates import select_best
-from .constraints import isa_constraints, list_promotion_rules, require_whole_slices, resource_constraints
-from .tile_config import COOPERATIVE, KNOB_OPTIONS, PINGPONG, PROMOTION_PARTS_CHOICES, HopperTileConfig
+from .constraints import isa_constraints, require_whole_slices, resource_constraints
+from .tile_config import COOPERATIVE, KNOB_OPTIONS, PINGPONG, HopperTileConfig
 from .tma_requirements import (
     WGMMA_K_BYTES,
     WGMMA_M,
@@ -28,17 +28,14 @@ from .tma_requirements import (
 # Costs of partial sums in a workspace: a second launch, as fitted for `mma_sync`, and traffic of L2 by all SMs.
 WORKSPACE_LAUNCH_US, WORKSPACE_BYTES_PER_US = H200_FIT.mma_sync.workspace_launch_us, 4.0e6
 
-# Rough time of a promotion of a warpgroup: from the last wgmma before it to the first one after it, and the additions.
-PROMOTION_LATENCY_US, PROMOTION_US_PER_ACCUMULATOR = 0.06, 6e-4
-EXPOSED_PROMOTION = 0.5  # part of this time during which no other warpgroup of the tile uses the tensor cores
-PROMOTION_PART_K_TILES = 2  # K tiles per promotion that wgmmas of another part do not hide
+# Rough time of a promotion of a warpgroup during which the tensor cores are idle, fitted to two layers on an H200. If
+# several warpgroups compute a tile, half of it is hidden.
+PROMOTION_LATENCY_US, PROMOTION_US_PER_ACCUMULATOR, EXPOSED_PROMOTION = 0.15, 1e-3, 0.5
 
 
-def list_promotions(w: Conv) -> dict[str, tuple[int, ...]]:
-    """Return the knobs of sums of 8-bit floats with the default interval; none for other dtypes."""
-    if not has_float8_sums(w):
-        return {}
-    return {"promotion_interval": PROMOTION_INTERVALS[:1], "promotion_parts": PROMOTION_PARTS_CHOICES}
+def list_promotion_intervals(w: Conv) -> dict[str, tuple[int, ...]]:
+    """Return the knob of sums of 8-bit floats with the default interval; no knob for other dtypes."""
+    return {"promotion_interval": PROMOTION_INTERVALS[:1]} if has_float8_sums(w) else {}
 
 
 def estimate_latency_us(
@@ -78,8 +75,7 @@ def _estimate_unbounded_us(
     )
     wgmmas_m = config.wgmma_m_tiles * config.warpgroups_per_tile
     num_wgmmas = config.block_k_bytes // WGMMA_K_BYTES * wgmmas_m * config.taps_per_copy
-    column_parts = np.where(config.wgmma_m_tiles == 1, config.promotion_parts, 1)
-    smem_bytes = num_wgmmas * (column_parts * WGMMA_M + config.block_n) * WGMMA_K_BYTES + config.stage_bytes()
+    smem_bytes = num_wgmmas * (WGMMA_M + config.block_n) * WGMMA_K_BYTES + config.stage_bytes()
     tma_us, macs = ctas_per_sm * tma_rows / params.tma_rows_per_us, macs_per_k_tile * config.taps_per_copy
     k_tile_us = estimate_k_tile_us(ctas_per_sm, macs, smem_bytes, gemm.itemsize, params, tma_us, params.k_tile_us)
     promotion_us = ctas_per_sm * _estimate_promotion_us(config)
@@ -101,11 +97,9 @@ def _estimate_unbounded_us(
 def _estimate_promotion_us(config: HopperTileConfig) -> Any:
     """Return the time of promotions per k-tile during which the tensor cores are idle."""
     promotions = config.promotions_per_k_tile(1) / np.maximum(1, config.promotion_k_tiles(1))
-    exposed_promotions = np.where(config.promotion_parts == 1, promotions, 1 / PROMOTION_PART_K_TILES)
-    num_accumulators = config.num_accumulators / config.promotion_parts
-    exposed_us = exposed_promotions * (PROMOTION_LATENCY_US + num_accumulators * PROMOTION_US_PER_ACCUMULATOR)
+    promotion_us = PROMOTION_LATENCY_US + config.num_accumulators * PROMOTION_US_PER_ACCUMULATOR
     share = np.where(np.greater(config.warpgroups_per_tile, 1), EXPOSED_PROMOTION, 1.0)
-    return np.where(np.greater(config.promotion_interval, 0), share * exposed_us, 0.0)
+    return np.where(np.greater(config.promotion_interval, 0), share * promotions * promotion_us, 0.0)
 
 
 def _count_waves(config: HopperTileConfig, gemm: ImplicitGemmShape, ctas_per_sm: Any) -> Any:
@@ -175,10 +169,10 @@ def min_latency_us(w: Conv) -> float:
 @functools.lru_cache(maxsize=256)
 def _select_best(w: Conv, kernel_schedule: str, b_is_mn_major: bool) -> tuple[HopperTileConfig | None, float]:
     """Return the legal config with the best estimate, if there is one, and the estimate in microseconds."""
-    options = KNOB_OPTIONS | {"taps_per_copy": list_taps_per_copy_of_whole_lines(w)} | list_promotions(w)
+    options = KNOB_OPTIONS | {"taps_per_copy": list_taps_per_copy_of_whole_lines(w)} | list_promotion_intervals(w)
     rules = [*isa_constraints(w), *resource_constraints(w)]
     if has_float8_sums(w):
-        rules += list_promotion_rules()
+        rules.append(limit_accumulation_error(lambda t: t.promoted_products(1)))
     if b_is_mn_major:
         rules.append(require_whole_slices(w.storage))
     if kernel_schedule == PINGPONG:

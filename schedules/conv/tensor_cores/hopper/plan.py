@@ -26,7 +26,6 @@ from ..gemm.epilogue_tile import EpilogueTile
 from ..gemm.pipelines import AsyncPipeline, TmaPipeline
 from ..gemm.plane_gather import NUM_GATHER_THREADS, NUM_GATHER_WARPS
 from ..gemm.problem import ConvProblem, Operand, make_fprop
-from ..gemm.promotion_steps import Promotion
 from ..gemm.smem_layout import MAX_SWIZZLE_BYTES, SWIZZLE_ALIGNMENT_BYTES, SmemLayout
 from ..gemm.tap_columns import TapColumnReduction
 from ..gemm.tile_reduction import TileReduction
@@ -113,7 +112,7 @@ class KernelPlan:
     def allocate_accumulators(self) -> Accumulators:
         """Allocate the accumulators of a thread, and promoted sums if there are."""
         mainloop, count = self.mainloop, self.mainloop.num_accumulators
-        promoted = allocate("sums", count, "float32") if mainloop.promotion else None
+        promoted = allocate("sums", count, "float32") if mainloop.promotion_k_tiles else None
         return Accumulators.allocate(count, mainloop.atom.accumulator_dtype, self.ops.dtype, promoted)
 
     @property
@@ -217,16 +216,9 @@ def make_mainloop(problem: ConvProblem, config: HopperTileConfig, dilation: int)
         block_k=config.block_k(atom.itemsize),
         taps_per_copy=config.taps_per_copy,
         rows_per_tap=dilation if config.taps_per_copy > 1 else 0,
-        promotion=make_promotion(config, atom.itemsize),
+        promotion_k_tiles=int(config.promotion_k_tiles(atom.itemsize)),
+        promotions_per_k_tile=int(config.promotions_per_k_tile(atom.itemsize)),
     )
-
-
-def make_promotion(config: HopperTileConfig, itemsize: int) -> Promotion | None:
-    """Return when accumulators are promoted; None if they are not."""
-    if not config.promotion_interval:
-        return None
-    k_tiles, groups = int(config.promotion_k_tiles(itemsize)), int(config.promotions_per_k_tile(itemsize))
-    return Promotion(k_tiles, groups, int(config.promotion_parts) if k_tiles == 1 else 1)
 
 
 def make_a_tile(operand: Operand, atom: WgmmaAtom, config: HopperTileConfig) -> OperandTile:

@@ -51,7 +51,6 @@ DECOMPOSITIONS = DATA_PARALLEL, SPLIT_LAST_WAVE = "data_parallel", "split_last_w
 CONVERTED, TMA, CP_ASYNC = "converted", "tma", "cp_async"  # loaders of a channels-first X
 HALO_LOADERS = HALO, HALO_SMEM = "halo", "halo_smem"
 PRODUCER_WARPGROUPS_CHOICES = (1, 2)  # of halo rows
-PROMOTION_PARTS_CHOICES = (1, 2)
 MAX_LAST_WAVE_PARTS = 8  # CTAs that divide a tile of the last wave
 # Registers per thread of the producer and of the consumers after `setmaxnreg`, by the number of consumer warpgroups.
 # Source: CUTLASS, `include/cutlass/gemm/kernel/sm90_gemm_tma_warpspecialized_cooperative.hpp`.
@@ -99,9 +98,6 @@ class HopperTileConfig(TileConfig):
     # Products of 8-bit floats after which accumulators are added to float32 sums: whole k-tiles, or a part of one; 0:
     # never.
     promotion_interval: Any = 0
-    # Parts of the accumulators. With two, one is promoted while the wgmmas of the other run: those of one wgmma tile
-    # along the pixels, or of half of the channels if there is one wgmma tile.
-    promotion_parts: Any = 1
     input_loader: Any = CONVERTED  # how a channels-first X is loaded where there is a choice; see `input_loader.py`
     producer_warpgroups: Any = 1  # warpgroups whose warps load filters and halo rows
 
