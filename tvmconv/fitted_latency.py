@@ -148,7 +148,7 @@ FITTED = {
         # of the measurement, and 90 % within 23 %.
         winograd=WinogradCoefficients(fma_per_us=2.12e7, bytes_per_us=1.16e7, launch_us=5.98),
         strips=StripCoefficients(l2_bytes_per_cycle=24, l1_lines_per_cycle=2, overhead_instructions=60),
-        # Fitted to 1,162 timings on H200s: 36 layers of `depthwise_nhwc` in float16 and TF32 at batch sizes 1 to 32, and
+        # Fitted to 1,162 timings on H200s: 36 layers of `depthwise_nhwc` in float16 and TF32 at batches of 1 to 32, and
         # one of `depthwise_nchw`. Of six other layers, channels first at batch 32, the config with the best estimate
         # takes 1.08 times the fastest time (geometric mean), and 1.37 times by `strips`. The mean rank correlation is
         # 0.61, and 0.55 by `strips`.
