@@ -18,6 +18,7 @@ from tvmconv.torch.observers import AbsoluteHistogram
 from tvmconv.torch.quantization_operators import quantize as quantize_tensor
 from tvmconv.torch.quantize_kernel import make_source
 from tvmconv.torch.quantized_epilogue import plan_epilogue
+from tvmconv.torch.quantized_selection import make_sharing_key
 from tvmconv.torch.report import PYTORCH_NAME
 
 E4M3 = torch.float8_e4m3fn
@@ -195,6 +196,13 @@ def test_layers_are_quantized_if_the_model_is_faster(monkeypatch, quantized_seco
     x = torch.randn(1, 16, 6, 6)
     lines = tvmconv.torch.optimize(nn.Sequential(*layers).eval(), x, dtype="i8", calibrate=[x]).report().lines
     assert [",i8," in line.workload for line in lines] == expected
+
+
+def test_searches_with_and_without_a_residual_are_not_shared():
+    texts = [f"conv2d:1x16x6x6,16x16x1x1,s1,p0,{rest}" for rest in ("i8,nhwc,scale,relu,quantize", "i8,nhwc,scale,add")]
+    texts.append(texts[0].replace("i8,nhwc,scale,relu,quantize", "out-f16,i8,nhwc,scale"))
+    plain, with_residual, also_plain = map(make_sharing_key, texts)
+    assert plain == also_plain != with_residual
 
 
 def test_epilogues_in_units_of_the_residual():

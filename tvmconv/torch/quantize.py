@@ -26,7 +26,7 @@ from tvmconv.torch.observers import ObserverName
 from tvmconv.torch.partition import GraphPartition, clone_tensors, partition_model, record_calls
 from tvmconv.torch.quantization import GraphQuantizer, ModelQuantizer, QuantizedSite
 from tvmconv.torch.quantization_options import DEFAULT_MAX_ERROR, make_quantization_options
-from tvmconv.torch.quantized_selection import QuantizedSelection, QuantizedSelector, strip_epilogue
+from tvmconv.torch.quantized_selection import QuantizedSelection, QuantizedSelector, make_sharing_key
 from tvmconv.torch.report import PYTORCH_NAME, LayerReport, Report
 from tvmconv.torch.selection import ChooseMode, KernelSelector
 from tvmconv.torch.shape_recorder import ShapeRecorder
@@ -155,10 +155,10 @@ def find_quantized_kernels(
     quantizer.restore()
     searched = Counter(counts) - Counter(layer.site.workload_text for layer in layers)
     texts = {id(layer.site.module): layer.workload_text for layer in layers}
-    representatives: dict[str, str] = {}  # by the text without the epilogue
-    searched.update(representatives.setdefault(strip_epilogue(text), text) for text in texts.values())
+    representatives: dict[str, str] = {}  # by what workloads share
+    searched.update(representatives.setdefault(make_sharing_key(text), text) for text in texts.values())
     outputs = [*texts.values(), *(quantizer.float_output_texts[key] for key in texts)]
-    siblings = {text: each for text in outputs if (each := representatives[strip_epilogue(text)]) != text}
+    siblings = {text: each for text in outputs if (each := representatives[make_sharing_key(text)]) != text}
 
     def take_part(fraction: float) -> Deadline | None:
         return deadline and deadline.reserve_seconds((1 - fraction) * deadline.remaining_seconds)

@@ -20,6 +20,7 @@ from tvmconv.torch.eight_bit_rounding import round_to_8_bits
 from tvmconv.torch.kernels import AvailableKernel, KernelProvider
 from tvmconv.torch.quantization import GraphQuantizer, QuantizedSite, get_output_dtype
 from tvmconv.torch.quantization_choice import StepCosts
+from tvmconv.torch.quantized_epilogue import ADD
 from tvmconv.torch.quantized_layer import Dequantize, Quantize
 from tvmconv.torch.selection import NO_TIME_REASON, ChooseMode
 from tvmconv.torch.signature import lay_out, parse_signature
@@ -129,7 +130,13 @@ class QuantizedSelector:
         if not missing:
             return
         known = {strip_epilogue(text): text for text in provider.available}
-        siblings = {text: known[key] for text in missing if (key := strip_epilogue(text)) in known}
+        known |= {make_sharing_key(text): text for text in provider.available}
+        siblings = {
+            text: known[key]
+            for text in missing
+            for key in (strip_epilogue(text), make_sharing_key(text))  # the last known one counts
+            if key in known
+        }
         with keep_workers_alive():
             provider.adopt_configs(siblings, self._deadline)
             others = {text: 1.0 for text in missing if text not in siblings}
@@ -234,6 +241,15 @@ def _make_arguments(site: QuantizedSite, former_arguments: list[torch.Tensor]) -
     if module.output_dtype is module.dtype:
         residuals = [round_to_8_bits(factor * residual.float(), module.dtype) for residual in residuals]
     return [rounded, *(lay_out(residual, CHANNELS_LAST) for residual in residuals)]
+
+
+def make_sharing_key(text: str) -> str:
+    """Return a text that workloads share whose kernels are about as fast with the same config.
+
+    They may differ in the epilogue, but all or none have a residual, which takes a large part of the time.
+    """
+    has_residual = ADD in parse(text).epilogue
+    return f"{strip_epilogue(text)} {ADD}" if has_residual else strip_epilogue(text)
 
 
 def strip_epilogue(text: str) -> str:
