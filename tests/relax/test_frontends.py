@@ -16,6 +16,7 @@ from tvmconv.models.onnx_folding import fold_constants
 from tvmconv.relax.layouts import is_truncating
 
 
+@pytest.mark.slow
 def test_half_precision_model_equals_pytorch():
     layers = nn.Conv2d(3, 8, 3), nn.BatchNorm2d(8), nn.ReLU(), nn.Flatten(), nn.Linear(128, 5)
     model, x = randomized(nn.Sequential(*layers)), torch.randn(1, 3, 6, 6)

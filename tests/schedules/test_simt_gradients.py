@@ -42,6 +42,7 @@ def test_search_takes_float32_gradients_of_many_channels_only():
     assert "simt" not in names("conv2d_wgrad:32x64x56x56,64x64x3x3,s1,p1,f16,nhwc")
 
 
+@pytest.mark.slow
 @needs_nvrtc
 def test_inner_loop_is_mostly_multiply_adds():
     kernel = tc.build("conv2d_wgrad:32x128x28x28,128x128x3x3,s1,p1,nhwc", "simt", arch="sm_90")

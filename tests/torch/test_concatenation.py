@@ -26,6 +26,7 @@ def draw_parts(layout, dtype, device="cpu", space=(5, 3)):
 
 
 @pytest.mark.skipif(not shutil.which("g++"), reason="g++ is missing")
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("layout", [CHANNELS_FIRST, CHANNELS_LAST])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_kernel_on_the_cpu(layout, dtype, tmp_path, monkeypatch):

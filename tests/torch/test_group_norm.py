@@ -77,6 +77,7 @@ def test_kernels_on_the_cpu(shape, num_groups, vector, has_parameters, num_ctas,
     assert float((found - expected).abs().max()) < 2e-5
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16", "float32"])
 @pytest.mark.parametrize("is_last", [False, True])
 def test_sources_compile_for_gpus(dtype, is_last):
