@@ -42,6 +42,7 @@ LAYERS = (
     ("compiler",),
     ("registry", "schedule_definition", "annotations", "space", "models", "requirements"),
     ("workloads",),
+    ("command_text",),
     (
         *("arithmetic", "jsonfile", "target", "tensor_map", "files", "errors", "optional_packages", "user_code"),
         *("compat", "tempdir", "checksummed_file", "version", "tvm_import", "fitted_latency", "html", "palette"),

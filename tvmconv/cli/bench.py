@@ -7,13 +7,13 @@ from __future__ import annotations
 
 import argparse
 import importlib
-import shlex
 import sys
 from collections.abc import Sequence
 from typing import Any
 
 from tvmconv.cli import output, prestart_search
 from tvmconv.cli.errors import CommandParser, run_guarded
+from tvmconv.command_text import format_command
 
 BENCHMARKS = {
     "tune-suite": "tune every layer of a suite, then compare the suite with libraries",
@@ -64,7 +64,7 @@ class BenchmarkParser(CommandParser):
             output.add_table_options(
                 self, json_help="Print JSON: what the benchmark writes as NAME.json, or the table."
             )
-        self.set_defaults(**{"run": module.run, "command": shlex.join([*self.prog.split(), *words])} | given)
+        self.set_defaults(**{"run": module.run, "command": format_command([*self.prog.split(), *words])} | given)
         return super().parse_known_args(words, namespace)
 
 

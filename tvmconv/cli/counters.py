@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import argparse
 import itertools
-import shlex
 import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, replace
@@ -23,6 +22,7 @@ from tvmconv.analysis.nsight import ncu
 from tvmconv.cli import options, output
 from tvmconv.cli.errors import UsageError
 from tvmconv.cli.progress import progress_line
+from tvmconv.command_text import format_command
 from tvmconv.compiler.executable import Executable
 from tvmconv.devices import Device
 from tvmconv.errors import DeviceError, Error, escape_unprintable
@@ -155,7 +155,7 @@ def _run_stalls(args: argparse.Namespace) -> int:
         if next(profiled, None) is not None:
             raise DeviceError("ncu measured more launches than the kernels have")
     operators = dict.fromkeys(workload.operator for workload in parsed_workloads)
-    note = describe_provenance(device, shlex.join(["tvmconv", *words]))
+    note = describe_provenance(device, format_command(["tvmconv", *words]))
     return _show_stalls(args, KernelMetricsFile(f"{'-'.join(operators)}-{FILE_STEM}", note, rows))
 
 
@@ -228,7 +228,7 @@ def _measure(args: argparse.Namespace, device: Device) -> KernelMetricsFile[Coun
         words += ["--kernel-archive", str(args.kernel_archive)]
     else:
         kernels = list(_build_kernels(args, device))
-    provenance = describe_provenance(device, shlex.join(["tvmconv", "counters", *words, "--device", device.text]))
+    provenance = describe_provenance(device, format_command(["tvmconv", "counters", *words, "--device", device.text]))
     return KernelMetricsFile(FILE_STEM, provenance, measure_counters(kernels, device))
 
 

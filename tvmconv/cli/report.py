@@ -7,13 +7,13 @@ the code of kernels, the course of the search, and the gain of each knob.
 from __future__ import annotations
 
 import argparse
-import shlex
 from pathlib import Path
 
 from tvmconv import registry
 from tvmconv.cli import options
 from tvmconv.cli.errors import UsageError, print_note
 from tvmconv.cli.progress import progress_line
+from tvmconv.command_text import format_command
 from tvmconv.errors import escape_unprintable
 from tvmconv.experiments.sweep import Sweep
 from tvmconv.logs.packaged import packaged_logs
@@ -80,4 +80,4 @@ def _make_command(args: argparse.Namespace) -> str:
     words += ["--training"] if args.training else []
     for option in ("log", "results", "counters"):
         words += [word for file in getattr(args, option) for word in (f"--{option}", str(file))]
-    return shlex.join(words)
+    return format_command(words)
