@@ -21,6 +21,8 @@ kernel therefore starts while the one before it on the stream ends, and waits fo
 
 from __future__ import annotations
 
+from tvmconv.torch import norm_source
+
 THREADS = 256  # largest number of threads of a CTA
 ROWS_IN_FLIGHT = 4  # rows that a thread loads before it computes
 STATS_ROWS_IN_FLIGHT = 8  # the same where it loads one array and has registers left
@@ -38,36 +40,7 @@ ACTIVATIONS = {
     ),
 }
 
-# Conversions of an element to float32 and back, with rounding to nearest even. Source: PTX ISA, "cvt".
-CONVERSIONS = {
-    "float32": """
-typedef float Element;
-__device__ float widen(Element x) { return x; }
-__device__ Element narrow(float x) { return x; }
-""",
-    "float16": """
-typedef unsigned short Element;
-__device__ float widen(Element x) { float y; asm("cvt.f32.f16 %0, %1;" : "=f"(y) : "h"(x)); return y; }
-__device__ Element narrow(float x) { Element y; asm("cvt.rn.f16.f32 %0, %1;" : "=h"(y) : "f"(x)); return y; }
-""",
-    "bfloat16": """
-typedef unsigned short Element;
-__device__ float widen(Element x) { return __uint_as_float((unsigned)x << 16); }
-__device__ Element narrow(float x) { Element y; asm("cvt.rn.bf16.f32 %0, %1;" : "=h"(y) : "f"(x)); return y; }
-""",
-}
-
 COMMON = """
-// Wait for the end of the previous kernel on the stream, and let the next one start. Source: PTX ISA, "griddepcontrol".
-__device__ void begin() {
-#if __CUDA_ARCH__ >= 900
-  asm volatile("griddepcontrol.wait;" ::: "memory");
-  asm volatile("griddepcontrol.launch_dependents;");
-#endif
-}
-
-struct alignas(VECTOR * sizeof(Element)) Vector { Element values[VECTOR]; };
-
 struct Affine {  // u = scale * (x - mean) + bias, for the channels of a thread
   float mean[VECTOR], scale[VECTOR], bias[VECTOR];
   __device__ Affine(const float* stats, const float* weight, const float* offset, int channels, int first, float eps) {
@@ -85,27 +58,6 @@ __device__ float derive_silu(float u) {
 }
 __device__ float activate(float u) { return ACTIVATE; }
 __device__ float derive(float u) { return DERIVE; }
-
-__device__ Vector load(const Element* array, size_t offset) { return *(const Vector*)(array + offset); }
-__device__ void store(Element* array, size_t offset, const Vector& vector) { *(Vector*)(array + offset) = vector; }
-
-// Add up the sums of a CTA's threads with equal columns, and write them to the workspace (gridDim.y, 2, channels).
-__device__ void store_sums(float (&sums)[2][VECTOR], float* workspace, int channels) {
-  const int pitch = 2 * VECTOR + 1;  // odd, so that neighbouring threads are in different banks
-  __shared__ float shared[THREADS * pitch];
-  int thread = threadIdx.y * blockDim.x + threadIdx.x, values = blockDim.x * VECTOR;
-  for (int k = 0; k < 2; ++k)
-    for (int i = 0; i < VECTOR; ++i) shared[thread * pitch + k * VECTOR + i] = sums[k][i];
-  __syncthreads();
-  for (int index = thread; index < 2 * values; index += blockDim.x * blockDim.y) {
-    int k = index / values, column = index % values / VECTOR, i = index % VECTOR;
-    int channel = blockIdx.x * values + index % values;
-    float sum = 0.0f;
-    for (int row = 0; row < blockDim.y; ++row)
-      sum += shared[(row * blockDim.x + column) * pitch + k * VECTOR + i];
-    if (channel < channels) workspace[((size_t)blockIdx.y * 2 + k) * channels + channel] = sum;
-  }
-}
 
 // Return the two sums over a workspace (parts, 2, channels) of one channel, in the thread with threadIdx.y 0.
 __device__ float2 combine_sums(const float* workspace, int parts, int channels, int channel) {
@@ -133,28 +85,7 @@ KERNELS = """
 extern "C" __global__ void __launch_bounds__(THREADS)
 sum_elements(const Element* x, float* workspace, int rows, int channels) {
   begin();
-  int first = (blockIdx.x * blockDim.x + threadIdx.x) * VECTOR, step = gridDim.y * blockDim.y;
-  float sums[2][VECTOR] = {}, shift[VECTOR];
-  if (first < channels) {
-    Vector first_row = load(x, first);
-    for (int i = 0; i < VECTOR; ++i) shift[i] = widen(first_row.values[i]);
-    for (int row = blockIdx.y * blockDim.y + threadIdx.y; row < rows; row += STATS_ROWS_IN_FLIGHT * step) {
-      Vector xs[STATS_ROWS_IN_FLIGHT];
-#pragma unroll
-      for (int j = 0; j < STATS_ROWS_IN_FLIGHT; ++j)
-        xs[j] = load(x, (size_t)min(row + j * step, rows - 1) * channels + first);
-#pragma unroll
-      for (int j = 0; j < STATS_ROWS_IN_FLIGHT; ++j) {
-        if (row + j * step >= rows) break;
-        for (int i = 0; i < VECTOR; ++i) {
-          float difference = widen(xs[j].values[i]) - shift[i];
-          sums[0][i] += difference;
-          sums[1][i] += difference * difference;
-        }
-      }
-    }
-  }
-  store_sums(sums, workspace, channels);
+  sum_differences(x, workspace, rows, channels);
 }
 
 extern "C" __global__ void finish_stats(const Element* x, const float* workspace, float* stats, int parts, int rows,
@@ -320,4 +251,4 @@ def make_source(dtype: str, activation: str, *, vector: int, has_residual: bool,
         "DERIVE": derivative,
     }
     lines = [f"#define {name} ({text})\n" for name, text in macros.items()]
-    return "".join(lines) + CONVERSIONS[dtype] + COMMON + KERNELS
+    return "".join(lines) + norm_source.make_common(dtype) + COMMON + KERNELS

@@ -17,7 +17,7 @@ as by Chan, Golub and LeVeque, "Algorithms for computing the sample variance", 1
 
 from __future__ import annotations
 
-from tvmconv.torch import batch_norm_source
+from tvmconv.torch import batch_norm_source, norm_source
 
 THREADS = 256  # largest number of threads of a CTA, but for `finish`
 VECTORS_IN_FLIGHT = 4  # that a thread loads before it computes
@@ -35,18 +35,6 @@ ACTIVATIONS = {
 }
 
 COMMON = """
-// Wait for the end of the previous kernel on the stream, and let the next one start. Source: PTX ISA, "griddepcontrol".
-__device__ void begin() {
-#if __CUDA_ARCH__ >= 900
-  asm volatile("griddepcontrol.wait;" ::: "memory");
-  asm volatile("griddepcontrol.launch_dependents;");
-#endif
-}
-
-struct alignas(VECTOR * sizeof(Element)) Vector { Element values[VECTOR]; };
-
-__device__ Vector load(const Element* array, size_t offset) { return *(const Vector*)(array + offset); }
-__device__ void store(Element* array, size_t offset, const Vector& vector) { *(Vector*)(array + offset) = vector; }
 __device__ float activate(float u, float slope) { return ACTIVATE; }
 
 // Return the sum of a value over a warp, in all of its threads.
@@ -121,43 +109,8 @@ LAST = """
 extern "C" __global__ void __launch_bounds__(THREADS)
 sum_channels(const Element* x, float* workspace, int channels, int pixels) {
   begin();
-  const int pitch = 2 * VECTOR + 1;  // odd, so that neighbouring threads are in different banks
-  __shared__ float shared[THREADS * pitch];
-  int first = (blockIdx.x * blockDim.x + threadIdx.x) * VECTOR, step = gridDim.y * blockDim.y;
-  int thread = threadIdx.y * blockDim.x + threadIdx.x, values = blockDim.x * VECTOR;
-  const Element* image = x + (size_t)blockIdx.z * pixels * channels;
-  float sums[2][VECTOR] = {}, origin[VECTOR];
-  if (first < channels) {
-    Vector first_pixel = load(image, first);
-    for (int i = 0; i < VECTOR; ++i) origin[i] = widen(first_pixel.values[i]);
-    for (int pixel = blockIdx.y * blockDim.y + threadIdx.y; pixel < pixels; pixel += VECTORS_IN_FLIGHT * step) {
-      Vector xs[VECTORS_IN_FLIGHT];
-#pragma unroll
-      for (int j = 0; j < VECTORS_IN_FLIGHT; ++j)
-        xs[j] = load(image, (size_t)min(pixel + j * step, pixels - 1) * channels + first);
-#pragma unroll
-      for (int j = 0; j < VECTORS_IN_FLIGHT; ++j) {
-        if (pixel + j * step >= pixels) break;
-        for (int i = 0; i < VECTOR; ++i) {
-          float difference = widen(xs[j].values[i]) - origin[i];
-          sums[0][i] += difference;
-          sums[1][i] += difference * difference;
-        }
-      }
-    }
-  }
-  for (int k = 0; k < 2; ++k)
-    for (int i = 0; i < VECTOR; ++i) shared[thread * pitch + k * VECTOR + i] = sums[k][i];
-  __syncthreads();
-  for (int index = thread; index < 2 * values; index += blockDim.x * blockDim.y) {
-    int k = index / values, column = index % values / VECTOR, i = index % VECTOR;
-    int channel = blockIdx.x * values + index % values;
-    float sum = 0.0f;
-    for (int row = 0; row < blockDim.y; ++row)
-      sum += shared[(row * blockDim.x + column) * pitch + k * VECTOR + i];
-    if (channel < channels)
-      workspace[(((size_t)blockIdx.z * gridDim.y + blockIdx.y) * 2 + k) * channels + channel] = sum;
-  }
+  size_t sample = blockIdx.z;
+  sum_differences(x + sample * pixels * channels, workspace + sample * gridDim.y * 2 * channels, pixels, channels);
 }
 
 extern "C" __global__ void __launch_bounds__(THREADS)
@@ -273,6 +226,7 @@ def make_source(
         "VECTOR": vector,
         "THREADS": THREADS,
         "VECTORS_IN_FLIGHT": VECTORS_IN_FLIGHT,
+        "STATS_ROWS_IN_FLIGHT": VECTORS_IN_FLIGHT,
         "COMBINED_CHANNELS": COMBINED_CHANNELS,
         "COMBINING_THREADS": COMBINING_THREADS,
         "IS_LAST": int(is_channels_last),
@@ -281,5 +235,4 @@ def make_source(
         "widen_parameter": "" if has_float_parameters else "widen",
     }
     lines = [f"#define {name} {text}\n" for name, text in macros.items()]
-    conversions = batch_norm_source.CONVERSIONS[dtype]
-    return "".join(lines) + conversions + COMMON + (LAST if is_channels_last else FIRST)
+    return "".join(lines) + norm_source.make_common(dtype) + COMMON + (LAST if is_channels_last else FIRST)
