@@ -22,7 +22,7 @@ from tvmconv.space import Knobs
 from tvmconv.workloads.conv_gradient import WeightGradient
 from tvmconv.workloads.dtypes import ACCUMULATOR
 
-from ...tir_builder import Buffer, allocate, fill_zeros, if_
+from ...tir_builder import Buffer, allocate
 from ..gradient_conversion import build_channels_last_gradient
 from ..gradient_operators import WGRAD
 from ..tensor_cores.gemm.atoms import MmaSyncAtom, ThreadPosition
@@ -33,10 +33,9 @@ from ..tensor_cores.gemm.mma_sync_mainloop import WarpTiling
 from ..tensor_cores.gemm.mn_major_operands import PixelGather, WindowGather
 from ..tensor_cores.gemm.pipelines import CpAsyncPipeline
 from ..tensor_cores.gemm.tile_scheduler import KRange, TileScheduler
-from ..tensor_cores.gemm.workspace_reduction import store_partial_sums
 from ..tensor_cores.hopper.tma_requirements import is_pixel_matrix
 from ..tensor_cores.implicit_gemm_shape import ACCUMULATOR_BYTES
-from ..tensor_cores.wgrad_sums import declare_atomics, emit_wgrad, make_wgrad_shape
+from ..tensor_cores.wgrad_sums import declare_atomics, emit_tile_sums, emit_wgrad, make_wgrad_shape
 from .wgrad_config import SimtConfig, has_enough_channels
 
 
@@ -98,16 +97,7 @@ def emit_partial_sums(
             a_fragments=allocate("a_fragments", 2 * tiling.mmas_m * FmaAtom.a_registers, ACCUMULATOR),
             b_fragments=allocate("b_fragments", 2 * tiling.mmas_n * FmaAtom.b_registers, ACCUMULATOR),
         )
-        accumulators = allocate("accumulators", tiling.num_accumulators, ACCUMULATOR)
-        tile = tiles.tile_at(position.index)
-        mainloop.locate(tile)
-        mainloop.fill()
-        fill_zeros(accumulators, tiling.num_accumulators)
-        mainloop.start()
-        mainloop.compute(accumulators)
-        with if_(tiling.holds_sums):
-            split = position.split
-            store_partial_sums(workspace, accumulators, tiling, tile, split, shape, is_atomic=is_atomic)
+        emit_tile_sums(mainloop, tiles, position, workspace, shape, is_atomic=is_atomic)
 
 
 def make_tiling(config: SimtConfig, thread: ThreadPosition) -> WarpTiling:

@@ -12,9 +12,12 @@ from tvmconv.space import Knobs
 from tvmconv.workloads.conv_gradient import WeightGradient
 from tvmconv.workloads.dtypes import ACCUMULATOR, get_itemsize
 
-from ...tir_builder import Buffer, Expr, allocate
+from ...tir_builder import Buffer, Expr, allocate, fill_zeros, if_
+from .gemm.cta import Cta
 from .gemm.epilogue_ops import EpilogueOps
-from .gemm.workspace_reduction import OutputVector, WorkspaceReduction, emit_zeros
+from .gemm.mma_sync_mainloop import MmaSyncMainloop
+from .gemm.tile_scheduler import TileScheduler
+from .gemm.workspace_reduction import OutputVector, WorkspaceReduction, emit_zeros, store_partial_sums
 from .implicit_gemm_shape import ACCUMULATOR_BYTES, VECTOR_BYTES, ImplicitGemmShape
 
 REDUCTION_THREADS = 64  # threads per CTA of the sum of parts
@@ -39,6 +42,28 @@ def make_wgrad_shape(w: WeightGradient) -> ImplicitGemmShape:
 def declare_atomics(w: WeightGradient, k: Knobs) -> bool:
     """Declare the knob `atomics` if the workload permits them, and return whether parts add their sums atomically."""
     return bool(k.choice("atomics", (0, 1), 0)) if w.atomics else False
+
+
+def emit_tile_sums(
+    mainloop: MmaSyncMainloop,
+    tiles: TileScheduler,
+    position: Cta,
+    workspace: Buffer,
+    shape: ImplicitGemmShape,
+    *,
+    is_atomic: bool,
+) -> None:
+    """Multiply the work tile of a CTA over its part of the pixels, and store the sums or add them to the workspace."""
+    tiling = mainloop.tiling
+    accumulators = allocate("accumulators", tiling.num_accumulators, ACCUMULATOR)
+    tile = tiles.tile_at(position.index)
+    mainloop.locate(tile)
+    mainloop.fill()
+    fill_zeros(accumulators, tiling.num_accumulators)
+    mainloop.start()
+    mainloop.compute(accumulators)
+    with if_(tiling.holds_sums):
+        store_partial_sums(workspace, accumulators, tiling, tile, position.split, shape, is_atomic=is_atomic)
 
 
 def emit_wgrad(

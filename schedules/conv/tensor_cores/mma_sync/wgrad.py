@@ -17,18 +17,16 @@ from tvm.s_tir import Schedule
 from tvmconv.registry import schedule
 from tvmconv.space import Knobs
 from tvmconv.workloads.conv_gradient import WeightGradient
-from tvmconv.workloads.dtypes import ACCUMULATOR
 
-from ....tir_builder import Buffer, allocate, fill_zeros, if_
+from ....tir_builder import Buffer
 from ...gradient_conversion import build_channels_last_gradient
 from ...gradient_operators import WGRAD
 from ..gemm.cta import allocate_smem, allow_dependent_launch, open_cta
 from ..gemm.mn_major_operands import MnMajorMainloop, PixelGather, WindowGather, make_mn_major_layout
 from ..gemm.tile_scheduler import KRange, TileScheduler
-from ..gemm.workspace_reduction import store_partial_sums
 from ..hopper.tma_requirements import is_pixel_matrix
 from ..implicit_gemm_shape import ACCUMULATOR_BYTES, ImplicitGemmShape
-from ..wgrad_sums import declare_atomics, emit_wgrad, make_wgrad_shape
+from ..wgrad_sums import declare_atomics, emit_tile_sums, emit_wgrad, make_wgrad_shape
 from .kernel import make_mainloop, make_tiling
 from .schedule import DTYPES
 from .tile_config import MMA_M, MMA_N, MmaSyncTileConfig
@@ -100,13 +98,4 @@ def emit_partial_sums(
             make_mn_major_layout(config.block_k, block, shape.itemsize) for block in (config.block_m, config.block_n)
         )
         mainloop = make_mainloop(config, tiling, make_loaders, k_range, smem, (a_layout, b_layout), MnMajorMainloop)
-        accumulators = allocate("accumulators", tiling.num_accumulators, ACCUMULATOR)
-        tile = tiles.tile_at(position.index)
-        mainloop.locate(tile)
-        mainloop.fill()
-        fill_zeros(accumulators, tiling.num_accumulators)
-        mainloop.start()
-        mainloop.compute(accumulators)
-        with if_(tiling.holds_sums):
-            split = position.split
-            store_partial_sums(workspace, accumulators, tiling, tile, split, shape, is_atomic=is_atomic)
+        emit_tile_sums(mainloop, tiles, position, workspace, shape, is_atomic=is_atomic)
