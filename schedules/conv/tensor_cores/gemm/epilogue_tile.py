@@ -26,6 +26,7 @@ class EpilogueTile:
     stages: int  # subtiles of a warpgroup in shared memory
     frames: int = 1  # frames of the output, whose rows are counted from the first one of each
     line: tuple[int, int] | None = None  # pixels of a line that are stored, and of all its rows; None if all are
+    evicts_first: bool = False  # whether stores go to lines that leave L2 first
 
     @property
     def layout(self) -> SmemLayout:
