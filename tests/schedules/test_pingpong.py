@@ -213,4 +213,5 @@ def test_only_large_channels_last_outputs_may_leave_the_cache_first():
     assert [knobs.can_evict_output(tc.parse(t)) for t in (str(w), str(w).replace("32x64", "8x64"))] == [True, False]
     assert not knobs.can_evict_output(tc.parse(str(w).removesuffix(",nhwc")))
     first = [c.get("output_eviction") for c in find_schedule(w, "hopper").starting_configs(w)]
-    assert first[-2:] == ["first", "first"] and set(first[:-2]) == {None}
+    assert first[-2:] == ["first", "first"]
+    assert set(first[:-2]) == {None}
