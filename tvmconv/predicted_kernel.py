@@ -111,7 +111,11 @@ def is_plausible(kernel: Kernel, prediction: Prediction, machine: Target) -> boo
 
 
 def _distance_to_nearest_example(workload: Workload, predicted: Kernel, cost_model: CostModel) -> float:
-    """Return the distance to the nearest training workload of the predicted kernel's schedule."""
+    """Return the distance to the nearest training workload of the predicted kernel's schedule; 0 if it has none, as
+    its own estimate predicted it.
+    """
+    if predicted.schedule.name not in cost_model.schedule_models:
+        return 0.0
     examples = cost_model.schedule_models[predicted.schedule.name].examples
     others = (cost_model.parse_workload(example.workload) for example in examples)
     distances = (workload_distance(cast("Conv", workload), other, any_spatial_ndim=True) for other in others)

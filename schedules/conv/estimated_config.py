@@ -35,6 +35,7 @@ class EstimatedTileConfig(TileConfig, ABC):
     """
 
     TILE_KNOBS: ClassVar[tuple[str, ...]] = ()  # knobs in which the configs differ with which a search starts
+    SECONDS_PER_CYCLE: ClassVar[float | None] = None  # of the estimate; None if it only ranks configs
 
     w: Any
 
@@ -132,6 +133,7 @@ class EstimatedTileConfig(TileConfig, ABC):
             blocks=config.num_blocks,
             dynamic_shared_bytes=config.smem_bytes,
             estimate=config.estimated_cycles,
+            estimate_seconds_per_unit=cls.SECONDS_PER_CYCLE,
             **config.usage_features,
         )
 

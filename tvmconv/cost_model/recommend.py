@@ -2,12 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+import math
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from tvmconv import registry
 from tvmconv.cost_model.model import cost_model_for
-from tvmconv.cost_model.predict import Prediction, predict, predict_log2_slowdowns, prefer_default_if_close
+from tvmconv.cost_model.predict import (
+    MIN_SPEEDUP_OVER_DEFAULT,
+    Prediction,
+    predict,
+    predict_log2_slowdowns,
+    prefer_default_if_close,
+)
 from tvmconv.workloads import Workload
 from tvmconv.workloads.conv_operator import ConvOperator
 
@@ -16,6 +23,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from tvmconv.devices import Device
+    from tvmconv.registry import Schedule
     from tvmconv.space.search_space import Space
 
 MAX_CONFIGS_PER_SCHEDULE = 4  # number of configs of each schedule, in case that the first ones do not compile
@@ -47,13 +55,33 @@ def recommend_configs(
         for schedule in schedules
         if schedule.name in cost_model.schedule_models
     }
-    return prefer_default_if_close(
+    predictions = prefer_default_if_close(
         predict(workload, spaces, cost_model, max_configs),
         workload,
         first_schedule.name,
         spaces[first_schedule.name],
         cost_model,
     )
+    others = [schedule for schedule in other_schedules if schedule.name not in cost_model.schedule_models]
+    return _add_estimates(predictions, workload, others, device)
+
+
+def _add_estimates(
+    predictions: list[Prediction], workload: Workload, schedules: Sequence[Schedule], device: Device
+) -> list[Prediction]:
+    """Add the default configs of schedules that the cost model does not cover, by their estimates in seconds: before
+    the predictions if an estimate is clearly shorter than the first of them, and otherwise behind them.
+    """
+    estimates = []
+    for schedule in schedules:
+        space = schedule.space(workload, device.limits)
+        usage = space.compute_usage(space.point_from_config(space.default)[None])
+        if usage and usage.estimate is not None and usage.estimate_seconds_per_unit:
+            seconds = float(usage.estimate[0]) * usage.estimate_seconds_per_unit
+            estimates.append(Prediction(schedule.name, space.default, seconds, 0.0))
+    limit = predictions[0].seconds / MIN_SPEEDUP_OVER_DEFAULT if predictions else math.inf
+    shorter = sorted((each for each in estimates if each.seconds < limit), key=lambda each: each.seconds)
+    return [*shorter, *predictions, *(each for each in estimates if each not in shorter)]
 
 
 def make_prior(

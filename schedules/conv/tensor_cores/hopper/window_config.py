@@ -31,8 +31,8 @@ EPILOGUE_STAGES = 2
 MIN_ROW_BYTES = 32  # of a swizzle
 MAX_FILTERS = 256  # columns of a wgmma
 # Rates of an SM per clock, approximately, of an H100: multiply-adds of 16 bits, shared-memory bytes that wgmma reads,
-# bytes that TMA copies from L2, and its share of the global memory's bandwidth.
-MACS_PER_CLOCK, SMEM_BYTES_PER_CLOCK, COPIED_BYTES_PER_CLOCK, MEMORY_BYTES_PER_CLOCK = 2048, 128, 48, 13
+# bytes that TMA copies from L2, and of an H200 its share of the global memory's bandwidth.
+MACS_PER_CLOCK, SMEM_BYTES_PER_CLOCK, COPIED_BYTES_PER_CLOCK, MEMORY_BYTES_PER_CLOCK = 2048, 128, 48, 16
 EPILOGUE_CYCLES, START_CYCLES = 600, 3000  # of a tile's stores that nothing overlaps with, and of a launch
 
 
@@ -51,6 +51,7 @@ class WindowConfig(EstimatedTileConfig):
     """One config, or many configs as columns."""
 
     TILE_KNOBS: ClassVar[tuple[str, ...]] = ("lines", "columns")
+    SECONDS_PER_CYCLE: ClassVar[float | None] = 1 / 1.755e9  # boost clock of an H100
 
     w: Conv
     lines: Any  # output lines per tile
