@@ -17,4 +17,5 @@ from .nhwc_direct import depthwise_dgrad, depthwise_wgrad, grouped_dgrad, groupe
 from .backward import depthwise as depthwise_gradient, depthwise_wgrad as depthwise_gradient_of_weights  # noqa: F401
 from . import direct, implicit_gemm, depthwise, winograd  # noqa: F401
 from . import simt  # noqa: F401
-from .backward import implicit_gemm as gradient_implicit_gemm, winograd as gradient_winograd  # noqa: F401
+from .backward import implicit_gemm as gradient_implicit_gemm  # noqa: F401
+from .backward import winograd as gradient_winograd, winograd_wgrad  # noqa: F401
