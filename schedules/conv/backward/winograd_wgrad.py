@@ -1,8 +1,8 @@
 """Gradients of 3×3 weights by Winograd's algorithm: tiles of dY are filters that slide over tiles of X.
 
-F(3, m) computes the 3 × 3 sums of a tile of m × m elements of dY and of α × α elements of X, α = m + 2, from α² products
-instead of 9·m²: 2.25 times fewer with m = 2, and 4 times fewer with m = 4. The sum over the tiles of all images is a
-product of matrices for each of the α² points, in these stages:
+F(3, m) computes the 3 × 3 sums of a tile of m × m elements of dY and of α × α elements of X, α = m + 2. It takes α²
+products instead of 9·m²: 2.25 times fewer with m = 2, and 4 times fewer with m = 4. The sum over the tiles of all images
+is a product of matrices for each of the α² points, in these stages:
 
 - `g` (tiles, O, m, m) is dY; `gG` and `U` (α, α, tiles, O) are its transforms along the columns and both axes.
 - `d` (tiles, C, α, α) is X; `Bd` and `V` (α, α, tiles, C) are its transforms.
@@ -19,25 +19,28 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import math
 import operator
 from typing import Any, NamedTuple
 
 import numpy as np
 from tvm import te, tirx
 from tvm.s_tir import Schedule
+from tvm.s_tir.schedule import LoopRV
 
 from tvmconv.arithmetic import ceil_div
 from tvmconv.fitted_latency import H200_FIT
 from tvmconv.registry import schedule
 from tvmconv.space import Columns, Knobs, Tile
 from tvmconv.space.search_space import ResourceUsage
+from tvmconv.target import H200
 from tvmconv.workloads.conv_gradient import WeightGradient
 from tvmconv.workloads.conv_gradient_te import declare_weight_gradient_by_tiles
 from tvmconv.workloads.dtypes import ACCUMULATOR, DTYPES
-from tvmconv.workloads.layout import to_storage_order
+from tvmconv.workloads.layout import CHANNELS_FIRST, to_storage_order
 from tvmconv.workloads.text import MAX_INT32_ELEMENTS
 
-from ...primitives import hoist_guards
+from ...primitives import get_loop_extent, hoist_guards
 from ..direct_config import OUTPUT_LEVELS, PIPELINE_COPIES, DirectTileConfig
 from ..reduction import FLOAT_DTYPES
 from ..winograd.cook_toom import make_winograd_matrices
@@ -60,7 +63,7 @@ GRADIENT_TILE_SIZES = (4, 2)
 BLOCK_K_CHOICES = (4, 8, 16)
 PARTS_CHOICES = (1, 2, 3, 4, 6, 8, 12, 16)
 MIN_CHANNELS = 32  # of X and dY; with fewer, the transforms take longer than what they save
-BLOCKS_PER_GPU = 264  # two for each SM of an H200
+DEFAULT_BLOCK = 64, 64  # channels of dY and of X of the default block
 # Tiles of the product with which a search starts: (virtual thread, thread, local) of the channels of dY and of X, tiles
 # of dY of a step, and pipeline.
 STARTING_TILES = (
@@ -102,7 +105,7 @@ def is_promising(w: WeightGradient) -> bool:
 
 @functools.lru_cache(maxsize=64)
 def list_legal_choices(w: WeightGradient) -> list[tuple[int, int]]:
-    """Return the sizes of tiles and numbers of parts whose error is within the tolerance, large tiles first.
+    """Return the sizes of tiles and numbers of parts whose error is within the tolerance.
 
     The transformed operands and the products must also have 32-bit indices.
     """
@@ -117,16 +120,22 @@ def list_legal_choices(w: WeightGradient) -> list[tuple[int, int]]:
     return legal
 
 
-def select_default(w: WeightGradient) -> tuple[int, int]:
-    """Return the legal tile size and number of parts with the fewest products whose blocks occupy the GPU."""
+def estimate_microseconds(w: WeightGradient, m: int, parts: int, block: tuple[int, int] = DEFAULT_BLOCK) -> float:
+    """Return the estimated time on an H200 for tiles of m × m elements and blocks of some channels of dY and X.
 
-    def rate(choice: tuple[int, int]) -> tuple[float, bool, int]:
-        m, parts = choice
-        tiles = make_tiles(w, {"gradient_tile": m, "parts": parts, "block_k": 1})
-        blocks = tiles.alpha**2 * parts * ceil_div(w.O, 64) * ceil_div(w.C, 64)
-        return tiles.alpha**2 * tiles.count, blocks < BLOCKS_PER_GPU, parts if blocks >= BLOCKS_PER_GPU else -parts
+    The blocks are divided evenly among the SMs, and the transformed operands and the sums are written and read once.
+    """
+    tiles, fit = make_tiles(w, {"gradient_tile": m, "parts": parts, "block_k": BLOCK_K_CHOICES[1]}), H200_FIT.winograd
+    blocks = tiles.alpha**2 * parts * ceil_div(w.O, block[0]) * ceil_div(w.C, block[1])
+    num_products = ceil_div(blocks, H200.multiprocessors) * H200.multiprocessors * tiles.per_part * math.prod(block)
+    num_values = tiles.alpha**2 * (tiles.count * (w.C + w.O) + parts * w.C * w.O)
+    num_bytes = 2 * DTYPES[ACCUMULATOR].itemsize * num_values + w.min_bytes
+    return num_products / fit.fma_per_us + num_bytes / fit.bytes_per_us + fit.launch_us
 
-    return min(list_legal_choices(w), key=rate)
+
+def rank_choices(w: WeightGradient, block: tuple[int, int] = DEFAULT_BLOCK) -> list[tuple[int, int]]:
+    """Return the legal sizes of tiles and numbers of parts, the one with the best estimate first."""
+    return sorted(list_legal_choices(w), key=lambda choice: estimate_microseconds(w, *choice, block))
 
 
 def make_tiles(w: WeightGradient, columns: Columns) -> GradientTiles:
@@ -152,7 +161,7 @@ def make_config(w: WeightGradient, columns: Columns) -> tuple[GradientTiles, Dir
 
 def declare_knobs(w: WeightGradient, k: Knobs) -> tuple[GradientTiles, DirectTileConfig]:
     """Declare the knobs, and return the tiles and the config of the product."""
-    legal, (m, parts) = list_legal_choices(w), select_default(w)
+    legal, (m, parts) = list_legal_choices(w), rank_choices(w)[0]
     k.choice("gradient_tile", [size for size in GRADIENT_TILE_SIZES if size in dict(legal)], m)
     k.choice("parts", [number for number in PARTS_CHOICES if number in {parts for _, parts in legal}], parts)
     k.tile("tile_y", w.O, OUTPUT_LEVELS, {"thread": 8, "local": 8}, overhang=MAX_OVERHANG_FRACTION)
@@ -185,24 +194,19 @@ def compute_usage(w: WeightGradient, columns: Columns) -> ResourceUsage:
 
 def estimate_seconds(w: WeightGradient) -> float:
     """Return the estimated seconds of the fastest config on an H200, as for `winograd` of forward layers."""
-    m, parts = select_default(w)
-    tiles, fit = make_tiles(w, {"gradient_tile": m, "parts": parts, "block_k": 1}), H200_FIT.winograd
-    num_values = tiles.alpha**2 * (tiles.count * (w.C + w.O) + parts * w.C * w.O)
-    num_bytes = 2 * DTYPES[ACCUMULATOR].itemsize * num_values + w.min_bytes
-    num_products = tiles.alpha**2 * tiles.count * w.C * w.O
-    return 1e-6 * (num_products / fit.fma_per_us + num_bytes / fit.bytes_per_us + fit.launch_us)
+    return 1e-6 * estimate_microseconds(w, *rank_choices(w)[0])
 
 
 def list_starting_configs(w: WeightGradient) -> list[dict[str, Any]]:
     """Return the configs with which a search starts; it leaves out those that are not legal."""
-    m, parts = select_default(w)
-    more_parts = [number for size, number in list_legal_choices(w) if size == m and number > parts][:1]
-    fixed = {"gradient_tile": m, "auto_unroll_max_step": 1500, "unroll_explicit": 0, "copy_order": "vectorized"}
-    return [
-        {**fixed, "parts": number, "tile_y": (-1, *y), "tile_x": (-1, *x), "block_k": block_k, "pipeline": pipeline}
-        for y, x, block_k, pipeline in STARTING_TILES
-        for number in (parts, *more_parts)
-    ]
+    fixed = {"auto_unroll_max_step": 1500, "unroll_explicit": 0, "copy_order": "vectorized"}
+    configs = []
+    for rank in range(min(2, len(list_legal_choices(w)))):
+        for y, x, block_k, pipeline in STARTING_TILES:
+            m, parts = rank_choices(w, (math.prod(y), math.prod(x)))[rank]
+            tile = {"tile_y": (-1, *y), "tile_x": (-1, *x), "block_k": block_k, "pipeline": pipeline}
+            configs.append({**fixed, **tile, "gradient_tile": m, "parts": parts})
+    return configs
 
 
 @schedule(
@@ -223,8 +227,9 @@ def winograd(s: Schedule, w: WeightGradient, k: Knobs) -> Schedule:
         return declare_sums_by_tiles(w, tiles, channels, dY, X)
 
     s = Schedule(te.create_prim_func(list(declare_weight_gradient_by_tiles(w, declare_sums))))
-    schedule_transform(s, "g", "gG", "U")
-    schedule_transform(s, "d", "Bd", "V")
+    divides_rows = w.layout == CHANNELS_FIRST
+    for stages in (("g", "gG", "U"), ("d", "Bd", "V")):
+        schedule_transform(s, *stages, order_tiles_by_rows if divides_rows else None)
     schedule_product(s, config)
     schedule_result(s, w)
     hoist_guards(s)
@@ -286,6 +291,15 @@ def declare_sums_by_tiles(
     return te.compute(
         (*shape, TAPS, TAPS), lambda o, c, u, v: multiply_row_by_matrix(lambda i: MA(o, c, i, v), A, u), name="AMA"
     )
+
+
+def order_tiles_by_rows(s: Schedule, loops: list[LoopRV]) -> list[LoopRV]:
+    """Order tiles and channels so that a warp reads neighbouring tiles and writes neighbouring channels."""
+    splits = [
+        s.split(loop, [None, math.gcd(get_loop_extent(s, loop), size)])
+        for loop, size in zip(loops, (4, 8), strict=True)
+    ]
+    return [pair[level] for level in (0, 1) for pair in splits]
 
 
 def schedule_result(s: Schedule, w: WeightGradient) -> None:

@@ -20,6 +20,8 @@ If a tile of the product overhangs an axis, that axis is extended in memory, so 
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from tvm import te
 from tvm.s_tir import Schedule
 from tvm.s_tir.schedule import LoopRV, SBlockRV
@@ -70,11 +72,18 @@ def schedule_stages(
     hoist_guards(s)
 
 
-def schedule_transform(s: Schedule, source_name: str, half_name: str, whole_name: str) -> None:
-    """Let each thread transform one channel's part of an operand along both axes."""
+def schedule_transform(
+    s: Schedule,
+    source_name: str,
+    half_name: str,
+    whole_name: str,
+    order: Callable[[Schedule, list[LoopRV]], list[LoopRV]] | None = None,
+) -> None:
+    """Let each thread transform one channel's part of an operand along both axes; `order` are the loops of threads."""
     source, along_columns, along_both = (s.get_sblock(name) for name in (source_name, half_name, whole_name))
     u, v, *position_loops = s.get_loops(along_both)
     store = s.cache_write(along_both, 0, "local")
+    position_loops = order(s, position_loops) if order else position_loops
     s.reorder(*position_loops, u, v)
     thread = bind_threads(s, position_loops)
     s.reverse_compute_at(store, thread)
