@@ -1,8 +1,8 @@
 """Gradients of 3×3 weights by Winograd's algorithm: tiles of dY are filters that slide over tiles of X.
 
 F(3, m) computes the 3 × 3 sums of a tile of m × m elements of dY and of α × α elements of X, α = m + 2. It takes α²
-products instead of 9·m²: 2.25 times fewer with m = 2, and 4 times fewer with m = 4. The sum over the tiles of all images
-is a product of matrices for each of the α² points, in these stages:
+products instead of 9·m²: 2.25 times fewer with m = 2, and 4 times fewer with m = 4. The sum over the tiles of all
+images is a product of matrices for each of the α² points, in these stages:
 
 - `g` (tiles, O, m, m) is dY; `gG` and `U` (α, α, tiles, O) are its transforms along the columns and both axes.
 - `d` (tiles, C, α, α) is X; `Bd` and `V` (α, α, tiles, C) are its transforms.
@@ -17,11 +17,11 @@ Source: Lavin, Gray, "Fast Algorithms for Convolutional Neural Networks", 2015 (
 
 from __future__ import annotations
 
-import dataclasses
 import functools
 import math
 import operator
-from typing import Any, NamedTuple
+from collections.abc import Mapping
+from typing import Any, NamedTuple, cast
 
 import numpy as np
 from tvm import te, tirx
@@ -34,6 +34,7 @@ from tvmconv.registry import schedule
 from tvmconv.space import Columns, Knobs, Tile
 from tvmconv.space.search_space import ResourceUsage
 from tvmconv.target import H200
+from tvmconv.workloads import Conv2d
 from tvmconv.workloads.conv_gradient import WeightGradient
 from tvmconv.workloads.conv_gradient_te import declare_weight_gradient_by_tiles
 from tvmconv.workloads.dtypes import ACCUMULATOR, DTYPES
@@ -53,6 +54,7 @@ from ..winograd.knobs import (
     UNROLL_CHOICES,
     can_copy_vectors,
     estimate_relative_error,
+    make_product_workload,
     round_up_tile,
 )
 from ..winograd.schedule import bind_threads, schedule_product, schedule_transform, unroll_inside_thread
@@ -135,10 +137,10 @@ def estimate_microseconds(w: WeightGradient, m: int, parts: int, block: tuple[in
 
 def rank_choices(w: WeightGradient, block: tuple[int, int] = DEFAULT_BLOCK) -> list[tuple[int, int]]:
     """Return the legal sizes of tiles and numbers of parts, the one with the best estimate first."""
-    return sorted(list_legal_choices(w), key=lambda choice: estimate_microseconds(w, *choice, block))
+    return sorted(list_legal_choices(w), key=lambda choice: estimate_microseconds(w, choice[0], choice[1], block))
 
 
-def make_tiles(w: WeightGradient, columns: Columns) -> GradientTiles:
+def make_tiles(w: WeightGradient, columns: Mapping[str, Any]) -> GradientTiles:
     """Return the tiles of the knobs' values, or those of many."""
     m, parts, block_k = (columns[name] for name in ("gradient_tile", "parts", "block_k"))
     rows, tile_columns = (ceil_div(size, m) for size in w.forward.output_size)
@@ -188,7 +190,7 @@ def compute_usage(w: WeightGradient, columns: Columns) -> ResourceUsage:
     """Return the resources that the product uses; those of the transforms are small."""
     tiles, config = make_config(w, columns)
     y, x = (tile.size * config.reduction[0].tap for tile in config.output)
-    product = dataclasses.replace(w.forward, dtype=ACCUMULATOR)
+    product = make_product_workload(cast(Conv2d, w.forward))
     return config.compute_usage(product, (x, y), num_outer_blocks=tiles.alpha**2 * tiles.parts)
 
 
