@@ -6,8 +6,9 @@ columns of dY. Some products are with zeros, but mma.sync takes as long for 2,04
 
 A CTA computes a tile of rows and columns of some images, a warp for each of eight channels. dY and the filters are
 rearranged in shared memory as planes of channels. Two copies of each filter row, one of them shifted by one tap, have
-all pairs of neighbouring taps in aligned words, which are the fragments of the band matrix. Fragments of the same
-distance from the diagonal are the same, so that a lane loads few words for each row of the filter.
+all pairs of neighbouring taps in aligned words, which are in turn those of the copies. Such words are the fragments of
+the band matrix. Fragments of the same distance from the diagonal are the same, so that a lane loads few words for each
+row of the filter.
 
 An infinite element of dY makes those of its tile NaN that the filter does not reach, as it is multiplied by zeros.
 
@@ -57,7 +58,7 @@ from ..gemm.epilogue_ops import EpilogueOps, apply_to_vector
 OCTET = 8  # channels of a CTA, each of a warp
 MMA_M, MMA_N, MMA_K = 16, 8, 16
 COPIES = 2  # of the filters
-STAGED_WORDS = OCTET + 1  # words of a pixel of dX in shared memory, an odd number against bank conflicts
+STAGED_PAD = 8  # words after a row of dX in shared memory, against bank conflicts
 MIN_TAPS = 25  # with fewer, the FMA units are as fast
 MAX_ACCUMULATORS = 128
 MAX_SHARED_BYTES = 227 << 10
@@ -99,7 +100,7 @@ class BandAxis:
 class BandConfig(EstimatedTileConfig):
     """One config, or many configs as columns."""
 
-    TILE_KNOBS = ("mmas_y", "mmas_x")
+    TILE_KNOBS = ("images", "mmas_y", "mmas_x")
 
     images: Any  # images of a CTA
     mmas_y: Any  # instructions along the rows of dX of an image
@@ -178,7 +179,7 @@ class BandConfig(EstimatedTileConfig):
     def smem_bytes(self) -> Any:
         """Bytes of shared memory: filters, a row of zeros and dY, later dX."""
         plane_bytes = self.images * self.axes[0].window * self.pitch_bytes
-        staged_bytes = self.images * self.mmas_y * self.mmas_x * MMA_M * MMA_N * STAGED_WORDS * 4
+        staged_bytes = OCTET * self.images * self.mmas_y * MMA_M * (self.mmas_x * MMA_N + STAGED_PAD) * 4
         return np.maximum(OCTET * (self.filter_bytes + plane_bytes) + self.pitch_bytes, staged_bytes)
 
     @property
@@ -195,8 +196,9 @@ class BandConfig(EstimatedTileConfig):
 def has_bands(w: InputGradient) -> bool:
     """Whether each channel has one filter, of stride and dilation 1, and a config fits shared memory."""
     conv = w.direct_convolution
-    is_depthwise = conv is not None and w.C == w.O == w.groups > 1 and w.C % OCTET == 0 and set(w.dilation) == {1}
-    return is_depthwise and not conv.has_large_tensors and BandConfig.has_config(w)
+    if conv is None or conv.has_large_tensors or set(w.dilation) != {1}:
+        return False
+    return w.C == w.O == w.groups > 1 and w.C % OCTET == 0 and BandConfig.has_config(w)
 
 
 def has_large_filter(w: InputGradient) -> bool:
@@ -294,7 +296,7 @@ class BandKernel:
             place = before + width - 1 - item % width
             first = channel * self.filter_bytes + row * (COPIES * 2 * self.row_taps)
             for copy in range(COPIES):
-                offset = first + copy * 2 * self.row_taps + (place - copy) * 2
+                offset = first + (place - copy) // 2 * 8 + copy * 4 + (place - copy) % 2 * 2
                 with if_(logical_and(place >= copy, place < self.row_taps)):
                     emit_ptx("st.shared.b16", self.smem + to_uint32(offset), loaded[i])
 
@@ -342,7 +344,7 @@ class BandKernel:
         lane, warp, atom = self.position.lane, self.position.warp, MmaSyncAtom(self.config.w.dtype, self.config.w.dtype)
         copy = (lane // 4 + 1) % COPIES
         tap = lane % 4 * 2 - lane // 4 + MMA_N * self.mmas_x - 1 - copy
-        address = self.smem + to_uint32(warp * self.filter_bytes + (copy * self.row_taps + tap) * 2)
+        address = self.smem + to_uint32(warp * self.filter_bytes + tap * 4 + copy * 4)
         band = Register("band_address", "uint32", address).value
         address = self.smem + to_uint32(self.zeros + self.pitch + warp * self.plane_bytes + lane // 16 * 16)
         plane = Register("plane_address", "uint32", address).value
@@ -367,7 +369,7 @@ class BandKernel:
         )
         with serial_loop(self.rows.taps, "tap_row") as tap_row:
             for diagonal, place in places.items():
-                offset = tap_row * (COPIES * 2 * self.row_taps) + diagonal * (MMA_N * 2)
+                offset = tap_row * (COPIES * 2 * self.row_taps) + diagonal * (MMA_N * COPIES * 2)
                 emit_ptx("ld.shared.b32", taps[place], band + to_uint32(offset))
             for mma_y in range(self.mmas_y):
                 first = mma_y * MMA_M + tap_row + int(self.rows.offset)
@@ -398,14 +400,15 @@ class BandKernel:
         """Exchange the sums in shared memory, apply the epilogue and store the channels of each pixel at once."""
         lane, warp, (height, width) = self.position.lane, self.position.warp, self.conv.output_size
         tile_rows, tile_columns = self.mmas_y * MMA_M, self.mmas_x * MMA_N
+        pitch, num_rows = tile_columns + STAGED_PAD, self.images * tile_rows
         for image in range(self.images):
             for mma_y in range(self.mmas_y):
                 for mma_x in range(self.mmas_x):
-                    for e, value in enumerate(self.accumulators(image, mma_y, mma_x)):
-                        row = image * tile_rows + mma_y * MMA_M + e // 2 * 8 + lane // 4
-                        pixel = row * tile_columns + mma_x * MMA_N + lane % 4 * 2 + e % 2
-                        address = self.smem + to_uint32((pixel * STAGED_WORDS + warp) * 4)
-                        emit_ptx("st.shared.b32", address, T.reinterpret("uint32", value))
+                    sums = [T.reinterpret("uint32", value) for value in self.accumulators(image, mma_y, mma_x)]
+                    for half in range(2):
+                        row = warp * num_rows + image * tile_rows + mma_y * MMA_M + half * 8 + lane // 4
+                        address = self.smem + to_uint32((row * pitch + mma_x * MMA_N + lane % 4 * 2) * 4)
+                        emit_ptx("st.shared.v2.b32", address, *sums[2 * half : 2 * half + 2])
         emit_call(T.cuda.cta_sync())
         words, values, packed = (
             allocate(n, OCTET, d) for n, d in (("words", "uint32"), ("values", "float32"), ("packed", "uint32"))
@@ -417,8 +420,9 @@ class BandKernel:
             image = self.image + item // (tile_columns * tile_rows)
             y, x = self.tile_y * tile_rows + row, self.tile_x * tile_columns + column
             with if_(logical_and(image < self.conv.N, y < height, x < width)):
+                first = self.smem + to_uint32((item // tile_columns * pitch + column) * 4)
                 for e in range(OCTET):
-                    emit_ptx("ld.shared.b32", words[e], self.smem + to_uint32((item * STAGED_WORDS + e) * 4))
+                    emit_ptx("ld.shared.b32", words[e], first + to_uint32(e * num_rows * pitch * 4))
                     store(values, e, T.reinterpret("float32", words[e]))
                 index = ((image * height + y) * width + x) * self.conv.O + self.channel
                 apply_to_vector(ops, self.arguments, self.channel, index, OCTET, values, packed)
