@@ -7,7 +7,7 @@ images is a product of matrices for each of the α² points, in these stages:
 - `g` (tiles, O, m, m) is dY; `gG` and `U` (α, α, tiles, O) are its transforms along the columns and both axes.
 - `d` (tiles, C, α, α) is X; `Bd` and `V` (α, α, tiles, C) are its transforms.
 - `M` (parts, α, α, O, C) is the products, summed over the tiles of a part (`parts`).
-- `MS` (α, α, O, C) is the sum of the parts in order, so that results are the same bits in every run.
+- `total` (α, α, O, C) is the sum of the parts in order, so that results are the same bits in every run.
 - `MA` and `AMA` (O, C, 3, 3) are the transformed sums, and `dK` applies the epilogue.
 
 Four kernels compute them: the two transforms, the products, and the rest. Tiles beyond an image are zeros. Errors are
@@ -275,14 +275,14 @@ def declare_sums_by_tiles(
         name="M",
     )
     shape = w.O, w.C
-    MS = te.compute(
+    total = te.compute(
         (*shape, alpha, alpha),
         lambda o, c, u, v: functools.reduce(operator.add, (M(b, u, v, o, c) for b in range(tiles.parts))),
-        name="MS",
+        name="total",
     )
     MA = te.compute(
         (*shape, alpha, TAPS),
-        lambda o, c, i, v: multiply_row_by_matrix(lambda j: MS(o, c, i, j), A, v),
+        lambda o, c, i, v: multiply_row_by_matrix(lambda j: total(o, c, i, j), A, v),
         name="MA",
     )
     return te.compute(
@@ -305,7 +305,7 @@ def schedule_result(s: Schedule, w: WeightGradient) -> None:
     axes = dict(zip(to_storage_order(w.layout, "ocrs"), s.get_loops(result), strict=True))
     s.reorder(*(axes[name] for name in "ocrs"))
     thread = bind_threads(s, [axes["o"], axes["c"]])
-    stages = [s.get_sblock(name) for name in ("AMA", "MA", "MS")]
+    stages = [s.get_sblock(name) for name in ("AMA", "MA", "total")]
     for block in stages:
         s.compute_at(block, thread)
         s.set_scope(block, 0, "local")
