@@ -55,11 +55,12 @@ def insert_operators(
     log: Any,
     choose: ChooseMode,
     deadline: Deadline | None,
+    is_eager: bool = False,
 ) -> fx.GraphModule:
     """Return a graph with the operator in place of the convolutions that have kernels; log a report at level INFO.
 
-    The graph itself is returned if it has no convolutions that kernels could compute. Raises DeviceError if tvmconv has
-    no device for PyTorch's.
+    With `is_eager`, no compiler fuses the rest of the graph. The graph itself is returned if it has no convolutions
+    that kernels could compute. Raises DeviceError if tvmconv has no device for PyTorch's.
     """
     is_static = all(isinstance(value, torch.Tensor) for value in inputs)
     if not is_static or not any(_is_convolution(node) for node in gm.graph.nodes):
@@ -73,7 +74,7 @@ def insert_operators(
     provider = make_training_provider(device, torch_device, log, lambda text: _logger.debug("%s", text))
     sites = []
     if _has_norm_kernels(torch_device) or choose == "tuned":
-        sites = find_norm_sites(gm.graph, recorder.metadata, _is_convolution)
+        sites = find_norm_sites(gm.graph, recorder.metadata, _is_convolution, is_eager=is_eager)
     normalized_names = {site.input.name for site in sites}
     calls = [
         replace(
