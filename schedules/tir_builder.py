@@ -19,8 +19,8 @@ from tvmconv.arithmetic import ceil_div
 from tvmconv.target import MAX_BLOCKS_YZ
 from tvmconv.tensor_map import ENCODE_FUNCTION, TensorMap
 from tvmconv.workloads import Workload
-from tvmconv.workloads.dtypes import ACCUMULATOR, DTYPES, FLOAT8_DTYPES, INT8, get_itemsize, get_tir_dtype
-from tvmconv.workloads.quantization import convert_expression, widen_expression
+from tvmconv.workloads.dtypes import ACCUMULATOR, DTYPES, FLOAT8_DTYPES, get_itemsize, get_tir_dtype
+from tvmconv.workloads.quantization import convert_expression
 from tvmconv.workloads.text import MAX_INT32_ELEMENTS
 
 Buffer = Any  # a buffer variable: `buffer[i]` loads an element, `store` stores one
@@ -347,7 +347,7 @@ def unpack(registers: Buffer, num_elements: int, dtype: str) -> list[Expr]:
     if get_itemsize(dtype) == 4:
         return [T.reinterpret("float32", registers[e]) for e in range(num_elements)]
     if get_itemsize(dtype) == 1:
-        return [_unpack_byte(registers[e // 4], e % 4, dtype) for e in range(num_elements)]
+        return _unpack_bytes(registers, num_elements, dtype)
     halves = [T.shift_right(registers[e // 2], T.uint32(e % 2 * 16)) & T.uint32(0xFFFF) for e in range(num_elements)]
     if dtype == "bfloat16":  # a bfloat16 is the upper half of a float32
         return [T.reinterpret("float32", T.shift_left(half, T.uint32(16))) for half in halves]
@@ -377,12 +377,21 @@ def pack(registers: Buffer, first_register: int, values: Sequence[Expr], dtype: 
         emit_ptx(mnemonic, registers[first_register + e // 2], upper, values[e])
 
 
-def _unpack_byte(register: Expr, position: int, dtype: str) -> Expr:
-    """Return an element of 8 bits, one of four in a register, in float32."""
-    byte = T.shift_right(register, T.uint32(8 * position)) & T.uint32(0xFF)
-    if dtype == INT8.name:  # the highest bit counts -128
-        return T.Cast(ACCUMULATOR, T.Cast("int32", byte ^ T.uint32(0x80)) - T.int32(0x80))
-    return widen_expression(byte, dtype)
+def _unpack_bytes(registers: Buffer, num_elements: int, dtype: str) -> list[Expr]:
+    """Return elements of 8 bits, four in a register, in float32, without slow conversions of single bytes."""
+    if dtype in FLOAT8_DTYPES:
+        halves = allocate("widened", ceil_div(num_elements, 2), "uint32")
+        for i in range(ceil_div(num_elements, 2)):
+            pair = T.Cast("uint16", T.shift_right(registers[i // 2], T.uint32(i % 2 * 16)) & T.uint32(0xFFFF))
+            emit_ptx(f"cvt.rn.f16x2.{DTYPES[dtype].ptx}x2", halves[i], pair)
+        return unpack(halves, num_elements, "float16")
+    words = allocate("biased", ceil_div(num_elements, 4), "uint32")
+    for i in range(ceil_div(num_elements, 4)):
+        store(words, i, registers[i] ^ T.uint32(0x80808080))  # the integers plus 128
+    widened = allocate("widened", num_elements, "uint32")
+    for e in range(num_elements):  # bytes below 0x4B0000 are the float32 number 2^23 plus the byte
+        emit_ptx("prmt.b32", widened[e], words[e // 4], T.uint32(0x4B000000), T.uint32(0x7650 + e % 4))
+    return [T.reinterpret(ACCUMULATOR, widened[e]) - T.float32(2.0**23 + 128) for e in range(num_elements)]
 
 
 def _pack_bytes(registers: Buffer, first_register: int, values: Sequence[Expr], dtype: str) -> None:

@@ -83,30 +83,31 @@ class EpilogueOps:
         pack(registers, first_register, values, self.dtype, self.fuses_relu)
 
 
-def apply_to_pair(
+def apply_to_columns(
     ops: EpilogueOps,
     accumulators: Sequence[Expr],
     channel_values: Mapping[str, Sequence[Expr]],
     residuals: Mapping[str, Sequence[Expr]],
-    pair: Buffer,
+    values: Buffer,
     packed: Buffer,
     first_register: int = 0,
 ) -> None:
-    """Apply an epilogue to two neighbouring columns of a fragment, and pack the rounded results.
+    """Apply an epilogue to two or four neighbouring columns of a fragment, and pack the rounded results.
 
     Args:
         ops: The epilogue.
-        accumulators: The two accumulators.
-        channel_values: Per-channel arguments of both columns by name.
+        accumulators: The accumulators.
+        channel_values: Per-channel arguments of the columns by name.
         residuals: Elements of residuals by name, packed into 32-bit registers as the results will be.
-        pair: Two float32 registers.
+        values: As many float32 registers.
         packed: uint32 registers that receive the results.
         first_register: First register of `packed` that is written.
     """
-    arguments = {**channel_values, **{name: unpack(words, 2, ops.dtype) for name, words in residuals.items()}}
-    for e in range(2):
-        store(pair, e, ops.apply(accumulators[e], lambda name, e=e: arguments[name][e]))  # type: ignore[misc]
-    ops.pack(packed, first_register, [pair[e] for e in range(2)])
+    count = len(accumulators)
+    arguments = {**channel_values, **{name: unpack(words, count, ops.dtype) for name, words in residuals.items()}}
+    for e in range(count):
+        store(values, e, ops.apply(accumulators[e], lambda name, e=e: arguments[name][e]))  # type: ignore[misc]
+    ops.pack(packed, first_register, [values[e] for e in range(count)])
 
 
 def load_argument(
