@@ -64,8 +64,19 @@ class EpilogueOps:
 
     @property
     def fuses_relu(self) -> bool:
-        """Whether the conversion to the output dtype applies a ReLU at the end, at no cost."""
-        return get_itemsize(self.dtype) == 2 and bool(self.ops) and self.ops[-1].name == "relu"
+        """Whether the conversion to the output dtype applies a ReLU, at no cost.
+
+        The ReLU is the last operation of 16-bit results. Those of 8 bits have `quantize` behind it, whose factor is
+        positive and may come first.
+        """
+        ends = {2: ("relu",), 1: ("relu", "quantize")}.get(get_itemsize(self.dtype))
+        return bool(ends) and tuple(op.name for op in self.ops)[-len(ends or ()) :] == ends
+
+    @property
+    def computed_ops(self) -> tuple[epilogue.EpilogueOp, ...]:
+        """The operations that `pack` does not apply."""
+        relu = len(self.ops) - (2 if get_itemsize(self.dtype) == 1 else 1)
+        return self.ops[:relu] + self.ops[relu + 1 :] if self.fuses_relu else self.ops
 
     def apply(self, value: Expr, read: Callable[[str], Expr]) -> Expr:
         """Return a value after the operations that `pack` does not apply.
@@ -74,7 +85,7 @@ class EpilogueOps:
             value: The value, in float32.
             read: Function from an operation's name to its argument for this output.
         """
-        for op in self.ops[:-1] if self.fuses_relu else self.ops:
+        for op in self.computed_ops:
             value = op.compute(value, read(op.name)) if op.argument_kind else op.compute(value)
         return value
 
@@ -160,8 +171,7 @@ def apply_to_vector(
         registers: At least 8 uint32 registers, which receive the packed results.
         prefetched: Residuals that were loaded earlier, by name, in the format of `registers`.
     """
-    ops = epilogue_ops.ops[:-1] if epilogue_ops.fuses_relu else epilogue_ops.ops
-    for op in ops:
+    for op in epilogue_ops.computed_ops:
         values: list[Expr] = []
         if prefetched and op.name in prefetched:
             values = unpack(prefetched[op.name], num_channels, epilogue_ops.dtype)
@@ -186,8 +196,7 @@ def apply_to_pixels(
 
     The arguments are those of `apply_to_vector`, but the output and residuals are channels first.
     """
-    ops = epilogue_ops.ops[:-1] if epilogue_ops.fuses_relu else epilogue_ops.ops
-    for op in ops:
+    for op in epilogue_ops.computed_ops:
         values: list[Expr] = []
         if prefetched and op.name in prefetched:
             values = unpack(prefetched[op.name], num_pixels, epilogue_ops.dtype)
