@@ -46,6 +46,7 @@ DESCRIPTIONS = {
     "octets": "Octets of channels of a CTA; a warp multiplies one.",
     "operand_scope": 'Where operands are staged: "shared" copies the window of a tile once per CTA; "registers" reads '
     "it from global memory, through the L1 cache.",
+    "output_eviction": 'When written lines leave the L2 cache: "first", before the operands, or in the "normal" order.',
     "output_tile": "m of Winograd's F(m × m, r × r): outputs per tile and axis. A larger m takes fewer products and "
     "has a larger rounding error.",
     "parts": "CTAs among which the pixels of a sum are divided; a second kernel adds their partial sums in order.",

@@ -21,7 +21,9 @@ Config = dict[str, Value]
 # Knobs that schedules got after their cost model was trained. Configs without them generate the kernels that were
 # measured: by the knob's default, or by the value that it states for configs that lack it.
 ADDED_KNOBS: dict[str, frozenset[str]] = {
-    "hopper": frozenset({"kernel_schedule", "raster_order", "decomposition", "input_loader", "producer_warpgroups"}),
+    "hopper": frozenset(
+        {"kernel_schedule", "raster_order", "decomposition", "input_loader", "producer_warpgroups", "output_eviction"}
+    ),
     "mma_sync": frozenset({"input_loader"}),
 }
 

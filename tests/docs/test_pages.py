@@ -113,7 +113,7 @@ def command_of(section, page, folder):
         return ["bench", "eight-bits", "--from", *recorded("*/*/eight-bits.json")]
     if section.startswith("gradients-"):
         return ["bench", "layer-table", *reversed(recorded(f"*/gradients/{section}*.json.gz")), "--section", section]
-    if section in ("video", "video-bare", "batches"):
+    if section in ("video", "video-bare", "batches", "batches-depthwise"):
         return ["bench", "layer-table", *recorded(f"*/{section}/*-tuned.json.gz"), "--section", section]
     (measured,) = recorded(f"*/*/{section}.json") or recorded(f"*/*/{section}.json.gz")
     if section.startswith("bounds-"):

@@ -15,6 +15,7 @@ from tvmconv.builtin.conv.tensor_cores.implicit_gemm_shape import ImplicitGemmSh
 import tvmconv as tc
 from tvmconv.compiler import sass
 from tvmconv.emulator.errors import ExecutionError
+from tvmconv.registry import find_schedule
 
 PINGPONG = {**SMALL, "warpgroups": 2, "kernel_schedule": "pingpong"}
 COOPERATIVE = {**SMALL, "warpgroups": 2, "kernel_schedule": "cooperative_setmaxnreg"}
@@ -197,3 +198,20 @@ def test_ctas_compute_several_tiles_of_a_wgrad(text, config):
     check(text, {"parts": 1, **config}, multiprocessors=5)
     for cache in caches:
         cache.cache_clear()
+
+
+@pytest.mark.parametrize("name", ["1x1", "residual, tf32"])
+def test_stores_of_a_large_output_have_the_evict_first_policy(name, monkeypatch):
+    monkeypatch.setattr(knobs, "MIN_EVICTED_BYTES", 0)
+    kernel = check(WORKLOADS[name], {**PINGPONG, "output_eviction": "first"})
+    assert "L2__cache_hint" in kernel.source
+    assert "L2__cache_hint" not in check(WORKLOADS[name], PINGPONG).source
+
+
+def test_only_large_channels_last_outputs_may_leave_the_cache_first():
+    w = tc.parse("conv2d:32x64x56x56,256x64x1x1,s1,p0,f16,nhwc")
+    assert [knobs.can_evict_output(tc.parse(t)) for t in (str(w), str(w).replace("32x64", "8x64"))] == [True, False]
+    assert not knobs.can_evict_output(tc.parse(str(w).removesuffix(",nhwc")))
+    first = [c.get("output_eviction") for c in find_schedule(w, "hopper").starting_configs(w)]
+    assert first[-2:] == ["first", "first"]
+    assert set(first[:-2]) == {None}

@@ -28,6 +28,7 @@ class EpilogueTile:
     # Whether columns are those of `InterleavedFilters`, so that a thread has four neighbouring channels of 8 bits.
     interleaved: bool = False
     line: tuple[int, int] | None = None  # pixels of a line that are stored, and of all its rows; None if all are
+    evicts_first: bool = False  # whether stores go to lines that leave L2 first
 
     @property
     def layout(self) -> SmemLayout:

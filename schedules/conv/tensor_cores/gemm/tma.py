@@ -9,6 +9,9 @@ from tvm.script import tirx as T  # noqa: N812  (TVM's own name for it)
 
 from ....tir_builder import Expr, emit_call, emit_ptx
 
+# Source: CUTLASS, `include/cute/arch/copy_sm90_desc.hpp`, `TMA::CacheHintSm90::EVICT_FIRST`.
+EVICT_FIRST_POLICY = 0x12F0000000000000
+
 
 def prefetch_tensor_maps(tensor_maps: Sequence[Expr]) -> None:
     """Prefetch tensor maps, which the first copies would wait for."""
@@ -57,10 +60,11 @@ class TmaCopy:
         tma_load(destination, self.tensor_map, coordinates, self.full_barrier, im2col_offsets, self.multicast_mask)
 
 
-def tma_store(tensor_map: Expr, coordinates: Sequence[Expr], source: Expr) -> None:
-    """Copy a box from shared memory, as a bulk group of its own."""
+def tma_store(tensor_map: Expr, coordinates: Sequence[Expr], source: Expr, *, evicts_first: bool = False) -> None:
+    """Copy a box from shared memory, as a bulk group of its own; `evicts_first`: to lines that leave L2 first."""
     space = f"{len(coordinates)}d.global.shared::cta.tile.bulk_group"
-    emit_ptx(f"cp.async.bulk.tensor.{space}", tensor_map, *coordinates, source)
+    hint, policy = (".L2::cache_hint", (T.uint64(EVICT_FIRST_POLICY),)) if evicts_first else ("", ())
+    emit_ptx(f"cp.async.bulk.tensor.{space}{hint}", tensor_map, *coordinates, source, *policy)
     emit_call(T.ptx.cp.async_.bulk.commit_group())
 
 

@@ -89,7 +89,8 @@ class TmaEpilogue:
                 named_barrier_sync(1 + thread.warpgroup, WARPGROUP_SIZE)
                 with if_(is_leader):
                     column, row = tile.n + n_idx * epilogue_tile.n, epilogue_tile.row(tile, warpgroup, m_atom)
-                    tma_store(self._output_map, epilogue_tile.coordinates(tile, column, row), buffer)
+                    coordinates, evicts_first = epilogue_tile.coordinates(tile, column, row), epilogue_tile.evicts_first
+                    tma_store(self._output_map, coordinates, buffer, evicts_first=evicts_first)
                     if self._residual is not None:
                         tma_store_wait(0)
                         self._pipeline.consumer_arrive(stage_idx)

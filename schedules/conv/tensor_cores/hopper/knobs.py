@@ -9,7 +9,9 @@ import numpy as np
 
 from tvmconv.space import Columns, Knobs
 from tvmconv.space.search_space import ResourceUsage
+from tvmconv.target import H200
 from tvmconv.workloads import Conv
+from tvmconv.workloads.layout import CHANNELS_LAST
 
 from ...tile_config import Rule, add_rules, declare_choices
 from ..implicit_gemm_shape import ImplicitGemmShape
@@ -32,10 +34,13 @@ from .tile_config import (
     COOPERATIVE,
     COOPERATIVE_SETMAXNREG,
     DECOMPOSITIONS,
+    FIRST,
     KERNEL_SCHEDULES,
     KNOB_OPTIONS,
     MAX_SWIZZLE_BYTES,
+    NORMAL,
     NUM_MULTIPROCESSORS,
+    OUTPUT_EVICTIONS,
     PINGPONG,
     RASTER_ORDERS,
     REALLOCATED_WGMMA_M_TILES_CHOICES,
@@ -47,12 +52,15 @@ from .tma_requirements import (
     WGMMA_M,
     can_pad_lines,
     can_share_taps,
+    can_store_by_tma,
     describe_lines,
     find_residual,
     list_taps_per_copy,
     list_taps_per_copy_of_whole_lines,
 )
 
+MIN_EVICTED_BYTES = H200.architecture.l2_bytes // 2  # minimum size of an output that may leave L2 before the operands
+NUM_EVICTING_CONFIGS = 2  # configs with which a search starts whose output leaves L2 first
 Estimate = Callable[[HopperTileConfig, Conv], Any]  # returns the latency of configs in microseconds
 
 MIN_OUTPUTS_PER_SM = 128 * 64  # minimum number of outputs with which a CTA may compute several tiles of useful size
@@ -163,6 +171,26 @@ def require_channels_first_output(w: Conv, k: Knobs) -> None:
         "the last wave is split, and rows are padded, only if outputs are channels last",
         lambda c: ~np.asarray(make_config(c).splits_last_wave | make_config(c).pads_lines),
     )
+
+
+def can_evict_output(w: Conv) -> bool:
+    """Return whether TMA stores an output that is so large that few of its lines are in L2 when they are read."""
+    gemm = ImplicitGemmShape.from_workload(w)
+    output_bytes = gemm.num_products * gemm.m * gemm.n * gemm.output_itemsize
+    return w.output_layout == CHANNELS_LAST and can_store_by_tma(w) and output_bytes >= MIN_EVICTED_BYTES
+
+
+def declare_output_eviction(w: Conv, k: Knobs) -> dict[str, Any]:
+    """Declare the knob, if the output may leave L2 first, after those of the tile config; return its value."""
+    if not can_evict_output(w):
+        return {}
+    return {"output_eviction": k.choice("output_eviction", OUTPUT_EVICTIONS, NORMAL, missing=NORMAL)}
+
+
+def add_output_evictions(w: Conv, configs: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Return the configs with which a search starts, and the first of them with outputs that leave L2 first."""
+    evicting = configs[:NUM_EVICTING_CONFIGS] if can_evict_output(w) else ()
+    return [*configs, *({**config, "output_eviction": FIRST} for config in evicting)]
 
 
 def can_compute_several_tiles(w: Conv) -> bool:

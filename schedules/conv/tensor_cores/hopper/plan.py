@@ -34,7 +34,7 @@ from ..gemm.tma_loaders import INTERLEAVED_FILTERS, ChannelsFirstPixels, FilterM
 from ..gemm.warp_roles import WarpRoles
 from ..gemm.wgmma_mainloop import MnMajorTile, OperandTile, WgmmaMainloop
 from ..implicit_gemm_shape import ACCUMULATOR_BYTES, VECTOR_BYTES, ImplicitGemmShape
-from .tile_config import REALLOCATED_REGISTERS, HopperTileConfig
+from .tile_config import FIRST, REALLOCATED_REGISTERS, HopperTileConfig
 from .tma_requirements import pad_lines
 
 
@@ -280,4 +280,5 @@ def make_epilogue_tile(atom: WgmmaAtom, w: Conv, config: HopperTileConfig, frame
     """Return the division of a warpgroup's accumulators into subtiles, which TMA stores."""
     dtype = w.argument_dtypes[-1]
     row_bytes, stages = int(config.epilogue_row_bytes(get_itemsize(dtype))), int(config.epilogue_stages(w))
-    return EpilogueTile(atom, config.wgmma_m_tiles, config.warpgroups_per_tile, dtype, row_bytes, stages, frames)
+    subtiles = atom, config.wgmma_m_tiles, config.warpgroups_per_tile, dtype, row_bytes, stages, frames
+    return EpilogueTile(*subtiles, evicts_first=config.output_eviction == FIRST)

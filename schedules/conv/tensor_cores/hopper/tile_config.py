@@ -48,6 +48,7 @@ COOPERATIVE, COOPERATIVE_SETMAXNREG, PINGPONG = "cooperative", "cooperative_setm
 KERNEL_SCHEDULES = (COOPERATIVE, COOPERATIVE_SETMAXNREG, PINGPONG)
 RASTER_ORDERS = ("n", "m")
 DECOMPOSITIONS = DATA_PARALLEL, SPLIT_LAST_WAVE = "data_parallel", "split_last_wave"
+OUTPUT_EVICTIONS = NORMAL, FIRST = "normal", "first"  # when lines of the output leave L2
 CONVERTED, TMA, CP_ASYNC = "converted", "tma", "cp_async"  # loaders of a channels-first X
 HALO_LOADERS = HALO, HALO_SMEM = "halo", "halo_smem"
 PRODUCER_WARPGROUPS_CHOICES = (1, 2)  # of halo rows
@@ -100,6 +101,7 @@ class HopperTileConfig(TileConfig):
     promotion_interval: Any = 0
     input_loader: Any = CONVERTED  # how a channels-first X is loaded where there is a choice; see `input_loader.py`
     producer_warpgroups: Any = 1  # warpgroups whose warps load filters and halo rows
+    output_eviction: Any = NORMAL  # "first": stores go to lines that leave L2 before those of the operands
 
     @classmethod
     def of_workload(cls, columns: Columns, w: Conv) -> HopperTileConfig:
