@@ -136,6 +136,12 @@ OWN_DESCRIPTIONS = {
         ("grouped_mma_sync", f"pixels_{axis}"): f"{extent} in a tile; in dgrad, of dX in steps of the stride."
         for axis, extent in (("x", "Columns of dY"), ("y", "Rows of dY"))
     },
+    ("depthwise_mma_sync", "images"): "Images of a CTA.",
+    ("depthwise_mma_sync", "mmas_y"): "Instructions along the rows of dX of a warp, 16 rows each.",
+    ("depthwise_mma_sync", "mmas_x"): "Instructions along the columns of dX of a warp, 8 columns each.",
+    ("winograd", "gradient_tile"): "Elements of dY of a tile along each axis.",
+    ("winograd", "block_k"): "Tiles of dY between two barriers.",
+    ("winograd", "parts"): "Parts of the tiles of dY, whose sums are added in order before the last transform.",
     ("depthwise_mma_sync", "taps_y"): "Rows of the filter whose sums a warp keeps in registers.",
     ("depthwise_mma_sync", "pixels_x"): "Columns of dY in a tile.",
     ("grouped_nhwc", "block_k"): "Input channels per step of the reduction.",

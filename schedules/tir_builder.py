@@ -19,8 +19,8 @@ from tvmconv.arithmetic import ceil_div
 from tvmconv.target import MAX_BLOCKS_YZ
 from tvmconv.tensor_map import ENCODE_FUNCTION, TensorMap
 from tvmconv.workloads import Workload
-from tvmconv.workloads.dtypes import ACCUMULATOR, DTYPES, FLOAT8_DTYPES, INT8, get_itemsize, get_tir_dtype
-from tvmconv.workloads.quantization import convert_expression, widen_expression
+from tvmconv.workloads.dtypes import ACCUMULATOR, DTYPES, FLOAT8_DTYPES, get_itemsize, get_tir_dtype
+from tvmconv.workloads.quantization import round_to_low_byte
 from tvmconv.workloads.text import MAX_INT32_ELEMENTS
 
 Buffer = Any  # a buffer variable: `buffer[i]` loads an element, `store` stores one
@@ -347,7 +347,7 @@ def unpack(registers: Buffer, num_elements: int, dtype: str) -> list[Expr]:
     if get_itemsize(dtype) == 4:
         return [T.reinterpret("float32", registers[e]) for e in range(num_elements)]
     if get_itemsize(dtype) == 1:
-        return [_unpack_byte(registers[e // 4], e % 4, dtype) for e in range(num_elements)]
+        return _unpack_bytes(registers, num_elements, dtype)
     halves = [T.shift_right(registers[e // 2], T.uint32(e % 2 * 16)) & T.uint32(0xFFFF) for e in range(num_elements)]
     if dtype == "bfloat16":  # a bfloat16 is the upper half of a float32
         return [T.reinterpret("float32", T.shift_left(half, T.uint32(16))) for half in halves]
@@ -362,14 +362,14 @@ def pack(registers: Buffer, first_register: int, values: Sequence[Expr], dtype: 
         first_register: Index of the first destination register.
         values: Values in float32; for int32 the bits of integers.
         dtype: Storage dtype.
-        apply_relu: Whether the conversion also sets negative values to zero, at no cost; 16-bit dtypes only.
+        apply_relu: Whether the conversion also sets negative values to zero, at no cost; not in float32.
     """
     if get_itemsize(dtype) == 4:
         for e, value in enumerate(values):
             store(registers, first_register + e, T.reinterpret("uint32", value))
         return
     if get_itemsize(dtype) == 1:
-        _pack_bytes(registers, first_register, values, dtype)
+        _pack_bytes(registers, first_register, values, dtype, apply_relu)
         return
     for e in range(0, len(values), 2):
         upper = values[e + 1] if e + 1 < len(values) else T.float32(0)
@@ -377,24 +377,39 @@ def pack(registers: Buffer, first_register: int, values: Sequence[Expr], dtype: 
         emit_ptx(mnemonic, registers[first_register + e // 2], upper, values[e])
 
 
-def _unpack_byte(register: Expr, position: int, dtype: str) -> Expr:
-    """Return an element of 8 bits, one of four in a register, in float32."""
-    byte = T.shift_right(register, T.uint32(8 * position)) & T.uint32(0xFF)
-    if dtype == INT8.name:  # the highest bit counts -128
-        return T.Cast(ACCUMULATOR, T.Cast("int32", byte ^ T.uint32(0x80)) - T.int32(0x80))
-    return widen_expression(byte, dtype)
+def _unpack_bytes(registers: Buffer, num_elements: int, dtype: str) -> list[Expr]:
+    """Return elements of 8 bits, four in a register, in float32, without slow conversions of single bytes."""
+    if dtype in FLOAT8_DTYPES:
+        halves = allocate("widened", ceil_div(num_elements, 2), "uint32")
+        for i in range(ceil_div(num_elements, 2)):
+            pair = T.Cast("uint16", T.shift_right(registers[i // 2], T.uint32(i % 2 * 16)) & T.uint32(0xFFFF))
+            emit_ptx(f"cvt.rn.f16x2.{DTYPES[dtype].ptx}x2", halves[i], pair)
+        return unpack(halves, num_elements, "float16")
+    words = allocate("biased", ceil_div(num_elements, 4), "uint32")
+    for i in range(ceil_div(num_elements, 4)):
+        store(words, i, registers[i] ^ T.uint32(0x80808080))  # the integers plus 128
+    widened = allocate("widened", num_elements, "uint32")
+    for e in range(num_elements):  # bytes below 0x4B0000 are the float32 number 2^23 plus the byte
+        emit_ptx("prmt.b32", widened[e], words[e // 4], T.uint32(0x4B000000), T.uint32(0x7650 + e % 4))
+    return [T.reinterpret(ACCUMULATOR, widened[e]) - T.float32(2.0**23 + 128) for e in range(num_elements)]
 
 
-def _pack_bytes(registers: Buffer, first_register: int, values: Sequence[Expr], dtype: str) -> None:
+def _pack_bytes(registers: Buffer, first_register: int, values: Sequence[Expr], dtype: str, apply_relu: bool) -> None:
     """Round values to 8 bits, with saturation, and pack four of them into a register."""
+    pairs = allocate("packed_pairs", 2, "uint32")
     half = allocate("packed_half", 1, "uint16") if dtype in FLOAT8_DTYPES else None
     for first in range(0, len(values), 2):
-        pair = [*values[first : first + 2], T.float32(0)][:2]
+        lower, upper = [*values[first : first + 2], T.float32(0)][:2]
+        pair = first // 2 % 2
         if half is not None:
-            emit_ptx(f"cvt.rn.satfinite.{DTYPES[dtype].ptx}x2.f32", half[0], pair[1], pair[0])
-            word = T.Cast("uint32", half[0])
+            mnemonic = f"cvt.rn.satfinite{'.relu' if apply_relu else ''}.{DTYPES[dtype].ptx}x2.f32"
+            emit_ptx(mnemonic, half[0], upper, lower)
+            store(pairs, pair, T.Cast("uint32", half[0]))
         else:
-            lower, upper = (T.reinterpret("uint32", T.Cast("int32", convert_expression(v, dtype))) for v in pair)
-            word = (lower & T.uint32(0xFF)) | T.shift_left(upper & T.uint32(0xFF), T.uint32(8))
+            low_bytes = [T.reinterpret("uint32", round_to_low_byte(v, apply_relu=apply_relu)) for v in (lower, upper)]
+            emit_ptx("prmt.b32", pairs[pair], *low_bytes, T.uint32(0x0040))
         index = first_register + first // 4
-        store(registers, index, registers[index] | T.shift_left(word, T.uint32(16)) if first % 4 else word)
+        if pair:
+            emit_ptx("prmt.b32", registers[index], pairs[0], pairs[1], T.uint32(0x5410))
+        else:
+            store(registers, index, pairs[0])

@@ -1,6 +1,6 @@
 """Pack the valid records of logs into a small file for training, without digits that exceed the noise.
 
-    python scripts/pack_logs.py results/f32-*.jsonl -o tuning_logs/sampled/f32.jsonl.gz
+    python scripts/pack_logs.py results/f32-*.jsonl -o tuning_logs/sampled/f32.jsonl.xz
     python scripts/pack_logs.py results/long-*.jsonl --every 10 -o tuning_logs/searches/long.jsonl.gz
 
 Times keep five digits, and timestamps whole seconds. The same records give the same bytes. `tvmconv train` reads such
@@ -10,6 +10,7 @@ files.
 from __future__ import annotations
 
 import gzip
+import lzma
 import math
 import sys
 from collections import Counter
@@ -32,15 +33,19 @@ def main(argv: Sequence[str] | None = None) -> int:
 def _run(argv: Sequence[str]) -> int:
     parser = CommandParser(prog="pack_logs", description="Pack the valid records of logs.")
     parser.add_argument("logs", nargs="+", type=Path, metavar="LOG", help="Logs, or folders of logs.")
-    parser.add_argument("-o", dest="out", type=Path, required=True, metavar="FILE", help="File to write (.jsonl.gz).")
+    parser.add_argument(
+        "-o", dest="out", type=Path, required=True, metavar="FILE", help="File to write (.jsonl.xz, or .jsonl.gz)."
+    )
     text = "Keep only every N-th trial of each search, new best trials, the last trial and final timings"
     options.add_option(parser, "--every", "N", text, type=options.parse_count, default=1)
     args = parser.parse_args(argv)
     kept = (record for log in list_log_files(args.logs) for record in _thin(args.every, list(read_valid_records(log))))
     lines = dict.fromkeys(record.rounded().line() for record in kept)
     args.out.parent.mkdir(parents=True, exist_ok=True)
-    with open(args.out, "wb") as raw, gzip.GzipFile("", "wb", 9, raw, mtime=0) as packed:
-        packed.writelines(f"{line}\n".encode() for line in lines)
+    content = "".join(f"{line}\n" for line in lines).encode()
+    xz = args.out.suffix == ".xz"
+    packed = lzma.compress(content, preset=9 | lzma.PRESET_EXTREME) if xz else gzip.compress(content, 9, mtime=0)
+    args.out.write_bytes(packed)
     print(f"{len(lines):,} records in {args.out}, {args.out.stat().st_size / 1e6:.2f} MB")
     return 0
 

@@ -46,7 +46,7 @@ def test_gzip_beyond_its_limit_is_refused(tmp_path):
     file.write_bytes(gzip.compress(bytes(1 << 22)))
     with pytest.raises(OSError, match="expected at most 1 MiB"):
         files.read_bytes(file, 1 << 20, unpack=True)
-    with pytest.raises(OSError, match="expected at most 1 MiB"), files.LimitedGzipFile(file, 1 << 20) as opened:
+    with pytest.raises(OSError, match="expected at most 1 MiB"), files.LimitedPackedFile(file, 1 << 20) as opened:
         opened.read()
 
 

@@ -14,10 +14,15 @@ import zipfile
 import zlib
 from collections.abc import Mapping
 from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from lzma import LZMAFile
 
 MAX_BYTES = 1 << 28  # default limit for a file that is read into memory, after decompression
 MAX_UNPACKED_BYTES = 1 << 32  # default limit for a compressed file that is read line by line
 GZIP_MAGIC = b"\x1f\x8b"
+PACKED_SUFFIXES = ".gz", ".xz"  # suffixes of the files that `LimitedPackedFile` reads
 _KINDS: Mapping[int, str] = {
     stat.S_IFIFO: "a pipe",
     stat.S_IFSOCK: "a socket",
@@ -95,21 +100,39 @@ def _format_size(num_bytes: int) -> str:
     return f"{num_bytes / (1 << 20):,.0f} MiB" if num_bytes >= 1 << 20 else f"{num_bytes:,} bytes"
 
 
-class LimitedGzipFile(gzip.GzipFile):
-    """Decompressing reader of a regular gzip file, which raises OSError when the content exceeds `max_bytes`."""
+class LimitedPackedFile(io.BufferedIOBase):
+    """Decompressing reader of a regular file, of xz data if its name ends with `.xz`, or else of gzip data. It raises
+    OSError when the data are damaged, or the content exceeds `max_bytes`.
+    """
 
     def __init__(self, path: Path, max_bytes: int = MAX_UNPACKED_BYTES) -> None:
         self._path, self._max_bytes, self._raw = path, max_bytes, open_regular(path)
-        super().__init__(fileobj=self._raw)
+        self._file: gzip.GzipFile | LZMAFile
+        self._damage: tuple[type[Exception], ...] = (EOFError, zlib.error)
+        if path.suffix == ".xz":
+            import lzma  # some builds of Python lack it
+
+            self._file = lzma.LZMAFile(self._raw)  # noqa: SIM115 -- `close` closes it
+            self._damage = EOFError, lzma.LZMAError
+        else:
+            self._file = gzip.GzipFile(fileobj=self._raw)
 
     def read(self, size: int | None = -1) -> bytes:
         """Return the next decompressed bytes."""
-        data = super().read(self._max_bytes + 1 if size is None or size < 0 else size)
-        if self.tell() > self._max_bytes:
+        try:
+            data = self._file.read(self._max_bytes + 1 if size is None or size < 0 else size)
+        except self._damage as error:
+            raise DamagedFileError(errno.EINVAL, f"the data are damaged: {error}", os.fspath(self._path)) from error
+        if self._file.tell() > self._max_bytes:
             raise _make_too_large_error(self._path, self._max_bytes)
         return data
+
+    def seek(self, offset: int, whence: int = io.SEEK_SET) -> int:
+        """Move to an offset of the decompressed content, and return it."""
+        return self._file.seek(offset, whence)
 
     def close(self) -> None:
         """Close the file."""
         super().close()
+        self._file.close()
         self._raw.close()

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import math
-import zlib
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -21,7 +20,7 @@ from tvmconv.cost_model.similarity import layer_key
 from tvmconv.cost_model.trees import Trees
 from tvmconv.devices.cuda import device as cuda
 from tvmconv.errors import DeviceError, Error, KnobError, RecordError, ScheduleError
-from tvmconv.files import LimitedGzipFile
+from tvmconv.files import PACKED_SUFFIXES, LimitedPackedFile
 from tvmconv.logs.lines import InvalidLines, read_lines
 from tvmconv.logs.log import read_records
 from tvmconv.logs.record import Record
@@ -64,18 +63,15 @@ class TrainingSample:
 
 
 def read_valid_records(log: Path) -> Iterator[Record]:
-    """Yield the valid records of a log, which may be compressed by gzip."""
-    if log.suffix != ".gz":
+    """Yield the valid records of a log, which may be compressed by gzip or xz."""
+    if log.suffix not in PACKED_SUFFIXES:
         yield from (record for record in read_records(log, InvalidLines()) if record.ok)
         return
-    try:
-        for line in read_lines(log, opener=LimitedGzipFile):
-            with contextlib.suppress(RecordError):
-                record = Record.parse(line.text)
-                if record.ok:
-                    yield record
-    except (EOFError, zlib.error) as error:  # the compressed file is truncated or damaged
-        raise Error(f"cannot read {log}: {error}") from error
+    for line in read_lines(log, opener=LimitedPackedFile):
+        with contextlib.suppress(RecordError):
+            record = Record.parse(line.text)
+            if record.ok:
+                yield record
 
 
 def find_record_device_spec(record: Record) -> Target:

@@ -15,7 +15,7 @@ W = "conv2d:1x64x56x56,192x64x3x3,s1,p1"
 
 @pytest.mark.slow
 def test_bounds_are_set_beside_what_was_measured(bench, tmp_path, capsys):
-    log = ROOT / "tuning_logs/sampled/layers.jsonl.gz"
+    log = ROOT / "tuning_logs/sampled/layers.jsonl.xz"
     assert bench([str(log), "--workload", W, "--configs", "2", "-o", str(tmp_path)]) == 0
     points = json.loads((tmp_path / "bounds-direct.json").read_text())["points"][W]
     assert len(points) == 2
@@ -39,7 +39,7 @@ def test_what_counts_nothing_is_one_line(bench, tmp_path, capsys):
 
 
 def test_a_workload_that_no_log_has_is_one_line(bench, tmp_path, capsys):
-    log = ROOT / "tuning_logs/sampled/layers.jsonl.gz"
+    log = ROOT / "tuning_logs/sampled/layers.jsonl.xz"
     assert bench([str(log), "--workload", "conv2d:1x1x1x1,1x1x1x1", "-o", str(tmp_path)]) == 2
     assert "the logs have no records of direct for conv2d:1x1x1x1" in capsys.readouterr().err
 

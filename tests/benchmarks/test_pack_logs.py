@@ -2,6 +2,7 @@
 
 import gzip
 import json
+import lzma
 import runpy
 from dataclasses import replace
 from pathlib import Path
@@ -14,14 +15,15 @@ from tvmconv.logs.record import Record
 PACK_LOGS = runpy.run_path(str(Path(__file__).parents[2] / "scripts/pack_logs.py"))["main"]
 
 
-def test_packed_logs_have_the_valid_records_in_the_same_bytes(tmp_path):
+@pytest.mark.parametrize("module", [gzip, lzma])
+def test_packed_logs_have_the_valid_records_in_the_same_bytes(tmp_path, module):
     log = tmp_path / "log.jsonl"
     log.write_text("".join(f"{record.line()}\n" for record in [*records()[:9], records()[0]]) + "no record\n")
-    packed = [tmp_path / "a.jsonl.gz", tmp_path / "b.jsonl.gz"]
+    packed = [tmp_path / f"{name}.jsonl.{'gz' if module is gzip else 'xz'}" for name in "ab"]
     for file in packed:
         assert PACK_LOGS([str(log), "-o", str(file)]) == 0
     assert packed[0].read_bytes() == packed[1].read_bytes()
-    lines = gzip.decompress(packed[0].read_bytes()).decode().splitlines()
+    lines = module.decompress(packed[0].read_bytes()).decode().splitlines()
     assert len(lines) == 9
     assert json.loads(lines[0])["result"][0][0] == pytest.approx(records()[0].cost, rel=1e-4)
 

@@ -2,6 +2,7 @@
 
 import gzip
 import json
+import lzma
 import shlex
 import tracemalloc
 from dataclasses import replace
@@ -43,10 +44,11 @@ def test_it_prints_what_it_learnt_and_the_model_predicts(log, tmp_path, capsys):
     assert model.cost_model_for("sm_90").provenance == made.provenance
 
 
-def test_packed_logs_count_and_layers_of_a_suite_may_be_left_out(log, tmp_path, capsys):
-    packed = tmp_path / "packed" / "some.jsonl.gz"
+@pytest.mark.parametrize("module", [gzip, lzma])
+def test_packed_logs_count_and_layers_of_a_suite_may_be_left_out(log, tmp_path, capsys, module):
+    packed = tmp_path / "packed" / f"some.jsonl.{'gz' if module is gzip else 'xz'}"
     packed.parent.mkdir()
-    packed.write_bytes(gzip.compress(log.read_bytes() + b"no record\n"))
+    packed.write_bytes(module.compress(log.read_bytes() + b"no record\n"))
     suite = tmp_path / "suite.json"
     suite.write_text(json.dumps([{"name": "a", "text": records()[0].workload.text.replace("1x16", "8x16")}]))
     assert main(["train", str(packed), "--no-shipped", "--hold-out", str(suite), "-o", str(tmp_path / "k.npz")]) == 0
@@ -81,14 +83,19 @@ def test_a_line_of_a_packed_log_takes_limited_memory(log, tmp_path):
         ([], "no logs to learn from"),
         (["LOG", "--device", "Other GPU"], "no records of Other GPU; there are Some GPU"),
         (["EMPTY"], "no valid records"),
-        (["CUT"], "cut.jsonl.gz"),
+        (["CUT"], "cut.jsonl.gz: the data are damaged"),
+        (["CUT XZ"], "cut.jsonl.xz: the data are damaged"),
+        (["NO XZ"], "no.jsonl.xz: the data are damaged"),
         (["LOG", "--hold-out", "no_such"], "unknown suite"),
     ],
 )
 def test_what_it_cannot_learn_from_is_one_line(words, said, log, tmp_path, capsys):
     (tmp_path / "empty.jsonl").write_text("")
     (tmp_path / "cut.jsonl.gz").write_bytes(gzip.compress(log.read_bytes())[:-400])
+    (tmp_path / "cut.jsonl.xz").write_bytes(lzma.compress(log.read_bytes())[:-400])
+    (tmp_path / "no.jsonl.xz").write_bytes(log.read_bytes())
     names = {"LOG": str(log), "EMPTY": str(tmp_path / "empty.jsonl"), "CUT": str(tmp_path / "cut.jsonl.gz")}
+    names |= {"CUT XZ": str(tmp_path / "cut.jsonl.xz"), "NO XZ": str(tmp_path / "no.jsonl.xz")}
     words = [names.get(word, word) for word in words]
     assert main(["train", *words, "--no-shipped", "-o", str(tmp_path / "k.npz")]) == 2
     assert said in capsys.readouterr().err

@@ -95,7 +95,7 @@ def command_of(section, page, folder):
     if section in winners:
         return ["bench", "winners", *recorded(f"*/{winners[section]}/*-tuned.json"), "--section", section]
     if section == "torch-models":
-        return ["bench", "torch-table", *recorded("*/torch/torch-*.json")]
+        return ["bench", "torch-table", *recorded("*/torch/torch-*.json*")]
     if section == "torch-layouts":
         return ["bench", "torch-table", *recorded("*/torch-layouts/*.json"), "--by-layout"]
     if section == "layouts":

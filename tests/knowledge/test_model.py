@@ -236,7 +236,7 @@ def test_layers_taught_are_known_in_any_batch_dtype_and_layout():
     assert layer_key(tc.parse("filter1d:99,k5,clamp")) == "filter1d:99,k5,clamp"
 
 
-LAYERS = Path(__file__).parents[2] / "tuning_logs/sampled/layers.jsonl.gz"
+LAYERS = Path(__file__).parents[2] / "tuning_logs/sampled/layers.jsonl.xz"
 
 
 @pytest.mark.slow

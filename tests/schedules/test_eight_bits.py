@@ -50,6 +50,27 @@ def test_hopper_multiplies_operands_of_8_bits(text, config):
 
 @pytest.mark.sample(2)
 @pytest.mark.parametrize(
+    ("text", "config"),
+    [
+        ("conv2d:2x64x9x8,48x64x1x1,s1,p0,i8,nhwc,scale,bias,add,relu,quantize", {"block_n": 32}),
+        ("conv2d:2x64x9x8,64x64x1x1,s1,p0,e4m3,nhwc,scale,bias,add,relu,quantize", {"block_n": 64}),
+        ("conv2d:2x80x9x8,64x80x1x1,s1,p0,i8,nhwc,scale,bias,add,quantize", {"block_n": 64}),  # channels beyond K
+        ("conv2d:1x64x9x8,64x32x2x3,s1,p1,g2,i8,nhwc,add,tensor_scale,quantize", {"block_n": 32, "block_k_bytes": 32}),
+        ("conv2d:1x64x9x8,64x64x2x3,s1,p1,e5m2,nhwc,scale,bias,add,silu,quantize", {"block_n": 64}),
+    ],
+)
+def test_hopper_stores_words_of_four_results(text, config):
+    w = tc.parse(text)
+    with few_multiprocessors():
+        kernel = tc.build(w, "hopper", arch="sm_90", config={**SMALL, "block_k_bytes": 64, **config})
+    source = kernel.source.rpartition("__global__")[2]
+    assert "stmatrix" in source
+    assert "st_shared_b16" not in source
+    assert error(kernel.lowered_module, w) <= w.tolerance
+
+
+@pytest.mark.sample(2)
+@pytest.mark.parametrize(
     "config",
     [
         {"block_k_bytes": 64, "taps_per_copy": 3, "warpgroups": 2},

@@ -325,7 +325,7 @@ def test_channel_arguments_arrive_for_all_threads_of_a_warpgroup(channels):
                 per_channel.prefetch(tile, thread)
                 per_channel.wait(thread)
                 with if_(thread.warpgroup_thread < 8):
-                    pairs = per_channel.load_pair(thread.warpgroup_thread * 2)
+                    pairs = per_channel.load(thread.warpgroup_thread * 2)
                     for e in range(2):
                         channel = tile.n + thread.warpgroup_thread * 2 + e
                         total = pairs["bias"][e] + pairs["scale"][e]

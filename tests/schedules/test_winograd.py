@@ -305,3 +305,41 @@ def test_winograd_needs_gradients_without_strides_and_dilation():
         ]
 
     assert [has_winograd(options) for options in ("s1,p1", "s2,p1", "s1,p2,d2", "s1,p3")] == [True, False, False, False]
+
+
+WGRADS = [
+    ("conv2d_wgrad:2x8x9x7,12x8x3x3,s1,p1", {"gradient_tile": 4, "parts": 1}),
+    ("conv2d_wgrad:3x12x13x11,20x12x3x3,s1,p2x1x0x3,nhwc,add", {"gradient_tile": 2, "parts": 3, "block_k": 16}),
+    ("conv2d_wgrad:5x17x4x3,33x17x3x3,s1,p0,bf16,out-f32", {"gradient_tile": 2, "parts": 16, "block_k": 4}),
+    (
+        "conv2d_wgrad:2x32x10x9,16x32x3x3,s1,p1,nhwc",
+        {"tile_y": (-1, 1, 4, 4), "tile_x": (-1, 2, 4, 4), "pipeline": "registers", "copy_order": "vectorized"},
+    ),
+]
+
+
+@pytest.mark.parametrize(("text", "config"), WGRADS)
+def test_winograd_computes_gradients_of_weights(text, config):
+    assert tc.build(text, "winograd", config=config, device="opencl:0").verify(problem(text)).ok
+
+
+def test_wgrads_use_winograd_for_filters_of_three_taps_without_strides():
+    def has_winograd(options, taps=3):
+        text = f"conv2d_wgrad:32x64x28x28,64x64x{taps}x{taps},{options}"
+        return "winograd" in [schedule.name for schedule in tc.schedules(text)]
+
+    assert [has_winograd(options) for options in ("s1,p1", "s1,p5", "s2,p1", "s1,p2,d2")] == [True, True, False, False]
+    assert not has_winograd("s1,p2", taps=5)
+
+
+def test_wgrad_searches_start_with_configs_that_are_legal():
+    w = tc.parse("conv2d_wgrad:32x128x28x28,128x128x3x3,s1,p1,nhwc")
+    schedule = find_schedule(w, "winograd")
+    assert len(schedule.list_starting_configs(w)) >= 8
+    assert schedule in registry.schedules_to_tune(w, "cuda", "sm_90")
+
+
+@pytest.mark.parametrize(("images", "size"), [(1, 4), (2, 28), (32, 56), (256, 112)])
+def test_winograd_wgrads_have_a_quarter_of_the_accepted_error(images, size):
+    w = tc.parse(f"conv2d_wgrad:{images}x16x{size}x{size},16x16x3x3,s1,p1")
+    assert estimate_relative_error(3, 4, images * size * size // 16) < 0.25 * w.tolerance

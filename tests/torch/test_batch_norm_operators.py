@@ -231,12 +231,31 @@ def test_other_modes_and_layouts_are_left_to_the_compiler():
     assert count_sites(model, x) == 0
 
 
-def count_sites(model, x):
+GATE = BETWEEN["a gate"][0]
+
+
+def test_without_a_compiler_operators_compute_all_normalizations(monkeypatch):
+    monkeypatch.setattr(training_backend, "fill_table", lambda *_: [])
+    torch.manual_seed(0)
+    model, x = nn.Sequential(Readers(GATE), nn.BatchNorm2d(4), nn.SiLU(inplace=True)), draw(4, 3, 6, 5)
+    assert (count_sites(model, x), count_sites(model, x, is_eager=True)) == (0, 2)
+    options = {"choose": "tuned", "fallback_backend": "eager"}
+    torch._dynamo.reset()
+    compiled = torch.compile(copy.deepcopy(model), backend=backend, options=options)
+    calls, run = [], operators.batch_norm_act
+    monkeypatch.setattr(operators, "batch_norm_act", lambda *values: calls.append(values) or run(*values))
+    found = run_with_gradients(compiled._orig_mod, x, compiled)
+    assert len(calls) == 2
+    assert differ(found, run_with_gradients(in_double(model), x.double()), floor=1e-3) < 1e-3
+
+
+def count_sites(model, x, *, is_eager=False):
     counts = []
 
     def compile_graph(gm, inputs):
         recorder, _ = training_backend._record(gm, inputs)
-        counts.append(len(find_norm_sites(gm.graph, recorder.metadata, training_backend._is_convolution)))
+        is_convolution = training_backend._is_convolution
+        counts.append(len(find_norm_sites(gm.graph, recorder.metadata, is_convolution, is_eager=is_eager)))
         return gm
 
     torch._dynamo.reset()

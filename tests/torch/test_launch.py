@@ -1,14 +1,16 @@
 """How kernels of CUDA get their parameters from PyTorch's tensors, without a GPU: the driver is replaced."""
 
+import contextlib
 import ctypes
 from dataclasses import replace
+from types import SimpleNamespace
 
 import pytest
 import torch
 
 from tvmconv.compiler.executable import ArrayType, CompiledKernel, Executable, LaunchConfig
 from tvmconv.errors import DeviceError
-from tvmconv.torch import launch
+from tvmconv.torch import launch, source_kernels
 from tvmconv.torch.signature import parse_signature
 
 STEP = CompiledKernel(b"", "main", LaunchConfig((1, 1, 1), (32, 1, 1)), arguments=(2, 0, 3, 1), shared_bytes=0)
@@ -67,6 +69,28 @@ def test_a_tensor_map_is_encoded_once_for_an_address(recorded, monkeypatch):
     for first in range(100, 100 + 2 * launch.MAX_TENSOR_MAPS):
         step.enqueue([first, 20, 30, 40], stream=0)
     assert step._encode_map.cache_info().currsize == launch.MAX_TENSOR_MAPS
+
+
+def test_kernels_of_a_source_keep_launchers(recorded, monkeypatch):
+    streams, made = iter((5, 5, 6, 5)), []
+    fakes = {"get_device_capability": lambda _: (9, 0), "current_device": lambda: 0, "device": contextlib.nullcontext}
+    for name, fake in fakes.items():
+        monkeypatch.setattr(torch.cuda, name, fake)
+    cubin = SimpleNamespace(image=b"", kernels={"main": None})
+    monkeypatch.setattr(source_kernels.nvrtc, "compile_cubin", lambda *_: cubin)
+    monkeypatch.setattr(source_kernels, "make_context_current", lambda _: None)
+    monkeypatch.setattr(source_kernels, "get_current_stream", lambda _: next(streams))
+    monkeypatch.setattr(source_kernels, "CudaFunction", lambda code, name: made.append(name) or Recorder(code, name, 0))
+    monkeypatch.setattr(source_kernels, "MAX_LAUNCHERS", 2)
+    kernels, shape = source_kernels.SourceKernels("", torch.device("cuda:0")), STEP.launch
+    x = torch.zeros(1)
+    for number, grid in enumerate((1, 1, 1, 2)):
+        kernels.launch("main", replace(shape, grid=(grid, 1, 1)), [x, number, 1.0, None])
+    assert [(each[2], each[3]) for each in recorded] == [
+        ((x.data_ptr(), number, 0x3F800000, 0), stream) for number, stream in enumerate((5, 5, 6, 5))
+    ]
+    assert [each[1].grid[0] for each in recorded] == [1, 1, 1, 2]
+    assert (len(made), len(kernels._launchers), len(kernels._free_params["main"])) == (1, 1, 1)
 
 
 def test_kernels_that_read_constant_memory_are_refused():

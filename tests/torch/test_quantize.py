@@ -116,6 +116,17 @@ def test_changed_weights_are_quantized_again_and_gradients_are_pytorchs():
     assert torch.equal(quantized(x.clone().requires_grad_()), model(x))
 
 
+def test_depthwise_layers_have_operands_of_int8_only():
+    torch.manual_seed(0)
+    layers = [nn.Conv2d(16, 32, 1), nn.ReLU6(), nn.Conv2d(32, 32, 3, 1, 1, groups=32), nn.ReLU6(), nn.Conv2d(32, 16, 1)]
+    model, x = nn.Sequential(*layers).eval(), torch.randn(2, 16, 7, 7)
+    report = tvmconv.torch.quantize(model, x, dtype="i8", calibrate=[x]).report()
+    texts = [line.workload.partition("i8,nhwc,")[2] for line in report.lines]
+    assert texts == ["scale,bias,relu6,quantize", "scale,bias,relu6,quantize", "scale,bias"]
+    report = tvmconv.torch.quantize(model, x, dtype="e4m3", calibrate=[x]).report()
+    assert ["e4m3" in line.workload for line in report.lines] == [True, False, True]
+
+
 def test_kernels_compute_what_pytorch_computes(tmp_path, monkeypatch):
     monkeypatch.setattr(timing, "MAX_SAMPLES", 1)  # every kernel is taken, whatever its time is
     monkeypatch.setattr(timing, "MAX_TIMING_SECONDS", 0)

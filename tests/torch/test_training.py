@@ -11,6 +11,7 @@ from torch.nn import functional as pytorch
 from torch.nn.utils import parametrizations
 from training import build_entries, by_operators, differ, draw_module, in_double, lay_out, run_with_gradients
 
+import tvmconv.torch
 from tvmconv.errors import ModelError
 from tvmconv.torch import functional as F  # noqa: N812  as PyTorch's is usually named
 from tvmconv.torch import training_backend, tune
@@ -267,6 +268,12 @@ def test_products_that_were_compared_before_are_not_compared_again(monkeypatch):
         torch.compile(layer, backend=backend, options={"fallback_backend": "eager"})(x)
         table.compared.update((task.product, task.call) for task in found[-1])
     assert [len(tasks) for tasks in found] == [3, 0]
+
+
+def test_products_without_time_are_not_compared_by_later_graphs(tmp_path):
+    x = torch.randn(2, 4, 7, 8, requires_grad=True)
+    tvmconv.torch.optimize(torch.nn.Conv2d(4, 6, 3), x, train=True, seconds=0.001, log=tmp_path / "log.jsonl")
+    assert len(table.compared) == 3
 
 
 def test_a_batch_of_inputs_is_one_larger_convolution():

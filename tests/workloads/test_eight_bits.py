@@ -110,6 +110,8 @@ def test_integers_are_rounded_to_nearest_even_and_saturate():
         ("conv2d:2x12x9x7,10x12x3x3,s2,p1,i8,nhwc,scale,bias,add,relu,quantize", "tiling"),
         ("conv2d:1x6x7x8,10x3x3x2,s1,p1,g2,i8", "implicit_gemm"),
         ("conv2d:1x8x7x7,8x1x3x3,s1,p1,g8,i8,nhwc,scale,out-f32", "depthwise"),
+        ("conv2d:2x24x9x8,24x1x5x5,s2,p2,g24,i8,nhwc", "depthwise_nhwc"),
+        ("conv2d:2x17x9x8,17x1x3x3,s1,p1,g17,i8,nhwc,scale,bias,add,relu,quantize,zero_point", "depthwise_nhwc"),
         ("conv3d:1x6x3x6x6,4x6x2x3x3,s1,p1,e5m2,add,quantize", "conflict_free"),
     ],
 )

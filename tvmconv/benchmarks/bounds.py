@@ -1,6 +1,6 @@
 r"""Compare the predicted times and the lower bounds of the units, from the code of kernels, with measured records.
 
-    tvmconv bench bounds tuning_logs/*/*.jsonl.gz --schedule direct -o results \
+    tvmconv bench bounds tuning_logs/*/*.jsonl.[gx]z --schedule direct -o results \
         --workload conv2d:1x128x40x40,128x128x3x3,s1,p1 --validation-workload conv2d:1x256x20x20,256x256x3x3,s1,p1
     tvmconv bench bounds --from results/bounds-direct.json -o results
 
@@ -52,7 +52,7 @@ Point = dict[str, Any]  # times and counts of one kernel, in the form of the JSO
 
 def add_options(parser: argparse.ArgumentParser) -> None:
     """Add the options of the benchmark."""
-    parser.add_argument("logs", nargs="*", type=Path, metavar="LOG", help="Tuning logs, also .gz.")
+    parser.add_argument("logs", nargs="*", type=Path, metavar="LOG", help="Tuning logs, also .gz and .xz.")
     options.add_option(parser, "--workload", "W", "Workload that the overlap exponent is fitted to", repeat=True)
     text = "Workload excluded from the fit"
     options.add_option(parser, "--validation-workload", "W", text, former="--held-out", repeat=True)

@@ -66,7 +66,9 @@ def add_output(parser: argparse.ArgumentParser, default: Path | None = RESULTS, 
 
 def add_logs(parser: argparse.ArgumentParser) -> None:
     """Add the arguments `args.logs`, the logs that a benchmark reads."""
-    parser.add_argument("logs", nargs="+", type=Path, metavar="LOG", help="Tuning logs, also .gz, or folders of logs.")
+    parser.add_argument(
+        "logs", nargs="+", type=Path, metavar="LOG", help="Tuning logs, also .gz and .xz, or folders of logs."
+    )
 
 
 def show(table: Table, args: argparse.Namespace, section: str, legend: str) -> None:

@@ -1,6 +1,6 @@
 """Compare the schedules' latency estimates, which are formulas over their tiles, with the times of records.
 
-    tvmconv bench estimates tuning_logs/sampled/*.jsonl.gz -o tuning_logs/nvidia-h200/experiments/estimates.md
+    tvmconv bench estimates tuning_logs/sampled/*.jsonl.xz -o tuning_logs/nvidia-h200/experiments/estimates.md
 
 For each layer, it takes the configs of a schedule that were measured on one device. It does not build kernels.
 """

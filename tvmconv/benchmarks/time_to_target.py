@@ -37,7 +37,7 @@ LEGEND = (
 
 def add_options(parser: argparse.ArgumentParser) -> None:
     """Add the options of the benchmark."""
-    parser.add_argument("logs", nargs="+", type=Path, metavar="LOG", help="Logs of searches, also .gz.")
+    parser.add_argument("logs", nargs="+", type=Path, metavar="LOG", help="Logs of searches, also .gz and .xz.")
     text = "Files NAME-tuned.json to compare with"
     former = "--beside"
     options.add_option(parser, "--comparisons", "FILE", text, former=former, nargs="+", required=True, type=Path)

@@ -1,6 +1,6 @@
 """Make a table of whole networks inside PyTorch, one line each, from the results of `tvmconv bench torch-models`.
 
-tvmconv bench torch-table tuning_logs/*/torch/torch-*.json --update-page docs/torch.md
+tvmconv bench torch-table tuning_logs/*/torch/torch-*.json* --update-page docs/torch.md
 
 With --by-layout, a line compares a network in PyTorch's default format with the same network in channels_last. With
 --quantized, it compares a network in its own precision with the same network in 8 bits.

@@ -5,10 +5,11 @@
 
 A step is a forward pass under autocast, cross-entropy, a backward pass with a scaled loss, and fused SGD with momentum.
 Each network is timed unchanged, compiled by `torch.compile` in each named mode, after `optimize(train=True)`, and
-compiled after that or by the backend `tvmconv`; each of them eagerly and as one CUDA graph of the whole step. All of
-them are timed in turns, in several rounds, and the medians are compared. Results are in DIR/torch-training-NAME.json
-and .md, with the kernel of each product; the log is DIR/torch-training.jsonl. With --kernels, the kernels of a step
-that take most time are listed for each variant with a CUDA graph.
+compiled after that or by the backend `tvmconv`, with Inductor or without a compiler for the rest of the graph; each of
+them eagerly and as one CUDA graph of the whole step. All of them are timed in turns, in several rounds, and the medians
+are compared. Results are in DIR/torch-training-NAME.json and .md, with the kernel of each product; the log is
+DIR/torch-training.jsonl. With --kernels, the kernels of a step that take most time are listed for each variant with a
+CUDA graph.
 
 The unchanged network and the optimized one come first, then the backend, PyTorch's compilations, and those of the
 optimized network. Results are written each time, so that an interruption of a long compilation loses nothing. With
@@ -38,6 +39,7 @@ from tvmconv.reports.tables import EMPTY_CELL, Table, format_micros, format_sign
 
 PYTORCH, OURS = "PyTorch", "tvmconv"
 BY_BACKEND = "tvmconv, compiled (backend)"
+BY_EAGER_BACKEND = "tvmconv, compiled (backend, eager)"
 DTYPES = {"f16": "float16", "bf16": "bfloat16", "f32": "float32", "tf32": "float32"}
 IMAGE, VIDEO = (3, 224, 224), (3, 16, 112, 112)
 VIDEO_NETWORKS = ("r3d_18", "mc3_18", "r2plus1d_18")
@@ -105,6 +107,8 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     text = "A mode of torch.compile for the optimized network"
     options.add_option(parser, "--compile-optimized", "MODE", text, repeat=True)
     parser.add_argument("--backend", action="store_true", help="Compile with the backend tvmconv as well.")
+    text = "Use the backend tvmconv without a compiler for the rest of the graph as well"
+    parser.add_argument("--backend-eager", action="store_true", help=f"{text}.")
     text = "Number of kernels to list for each variant"
     options.add_option(parser, "--kernels", "N", text, type=options.parse_count)
     layouts = ("channels_last", "contiguous")
@@ -224,8 +228,12 @@ def _measure(name: str, args: argparse.Namespace) -> Iterator[tuple[list[dict[st
         add(make(OURS, optimized, started_at))
         timed = _time_in_turns(variants)
     yield timed, layers
-    backend = functools.partial(tvmconv.torch.backend.backend, options={"log": tuning["log"]})
+    backend, eager_backend = (
+        functools.partial(tvmconv.torch.backend.backend, options={"log": tuning["log"], "fallback_backend": name})
+        for name in ("inductor", "eager")
+    )
     compilations: list[tuple[str, Any, dict[str, Any]]] = [
+        *([(BY_EAGER_BACKEND, model, {"backend": eager_backend})] if args.backend_eager else []),
         *([(BY_BACKEND, model, {"backend": backend})] if args.backend else []),
         *((f"{PYTORCH}, compiled ({mode})", model, {"mode": mode}) for mode in args.compile),
         *((f"{OURS}, compiled ({mode})", optimized, {"mode": mode}) for mode in args.compile_optimized),

@@ -30,7 +30,7 @@ from tvmconv.workloads.conv_gradient import DerivedConv
 
 def add_options(parser: argparse.ArgumentParser) -> None:
     """Add the options of the command."""
-    parser.add_argument("logs", metavar="LOG", nargs="*", help="Log, or folder of logs; also compressed (.gz).")
+    parser.add_argument("logs", metavar="LOG", nargs="*", help="Log, or folder of logs; also compressed (.gz, .xz).")
     parser.add_argument("-o", dest="out", type=Path, required=True, metavar="FILE", help="Model file to write (.npz).")
     text = (
         "Name of a device whose records are used; the first is the model's device, and times on others "

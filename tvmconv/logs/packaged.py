@@ -14,7 +14,7 @@ def packaged_logs() -> list[Path]:
 
 def packaged_samples() -> list[Path]:
     """Return the compressed logs of fast and slow configs for training; none if the package lacks them."""
-    return _find_files("*.jsonl.gz")
+    return _find_files("*.jsonl.[gx]z")
 
 
 def _find_files(pattern: str) -> list[Path]:

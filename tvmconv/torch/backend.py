@@ -47,6 +47,7 @@ from tvmconv.torch.training_backend import insert_operators, needs_gradients
 CompiledFunction = Callable[..., Any]
 OPTION_NAMES = ("seconds", "log", "choose", "fallback_backend")  # the last names the backend for the rest of the graph
 DEFAULT_FALLBACK_BACKEND = "inductor"
+EAGER_BACKENDS = ("eager", "aot_eager")  # run the operations of a graph one by one
 CONVOLUTION_NDIMS = {**CONV_FUNCTIONS, **TRANSPOSED_FUNCTIONS}
 ENTER_AUTOCAST = torch.amp.autocast_mode._enter_autocast  # later nodes compute in other dtypes
 
@@ -137,6 +138,7 @@ def _insert_operators(
 ) -> fx.GraphModule:
     """Return a graph with gradients in which kernels compute convolutions where they are faster."""
     options: dict[str, Any] = {"log": option_values.get("log"), "choose": option_values.get("choose", "fastest")}
+    options["is_eager"] = option_values.get("fallback_backend") in EAGER_BACKENDS
     try:
         return insert_operators(gm, inputs, deadline=deadline, **options)
     except DeviceError as error:  # tvmconv has no device for PyTorch's

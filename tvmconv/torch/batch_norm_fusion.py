@@ -3,7 +3,8 @@
 A site is a normalization in training of a convolution's output, with the sum and the activation after it. Operators
 compute it if everything around it runs in kernels of its own as well: the convolution before it, and all readers of its
 result, which are convolutions, poolings, and sums of other sites. Elsewhere the compiler fuses the normalization and
-its gradients with the operations around it, and needs as few passes over memory.
+its gradients with the operations around it, and needs as few passes over memory. Without such a compiler, operators
+compute all normalizations in training that their kernels can read.
 """
 
 from __future__ import annotations
@@ -63,23 +64,27 @@ class NormSite:
         return self.last or self.norm
 
 
-def find_norm_sites(graph: fx.Graph, metadata: Metadata, is_convolution: IsConvolution) -> list[NormSite]:
+def find_norm_sites(
+    graph: fx.Graph, metadata: Metadata, is_convolution: IsConvolution, *, is_eager: bool = False
+) -> list[NormSite]:
     """Return the sites of a graph that operators should compute, in the order of the normalizations.
 
     Args:
         graph: The graph.
         metadata: Metadata of the results of its nodes in a run.
         is_convolution: Function that returns whether a node is a convolution.
+        is_eager: Whether no compiler fuses the operations that the operators do not compute.
     """
     order = {node: number for number, node in enumerate(graph.nodes)}
     sites: list[NormSite] = []
     for node in graph.nodes:
         arguments = bind_training_norm(node)
-        if arguments and is_convolution(arguments["input"]) and _has_kernels(arguments["input"], metadata):
+        is_site = arguments and (is_eager or is_convolution(arguments["input"]))
+        if arguments and is_site and _has_kernels(arguments["input"], metadata):
             site = _extend(NormSite(node, arguments), metadata, {each.sum_node for each in sites})
             if not _is_overwritten(site, order, metadata):
                 sites.append(site)
-    while True:
+    while not is_eager:
         sums = {(site.sum_node, site.residual) for site in sites}
         valid = [
             site
@@ -90,8 +95,9 @@ def find_norm_sites(graph: fx.Graph, metadata: Metadata, is_convolution: IsConvo
             )
         ]
         if len(valid) == len(sites):
-            return sites
+            break
         sites = valid
+    return sites
 
 
 def bind_training_norm(node: fx.Node) -> dict[str, Any] | None:

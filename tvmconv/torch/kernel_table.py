@@ -74,7 +74,7 @@ class KernelTable:
     def __init__(self) -> None:
         self._entries: dict[tuple[str, ConvCall], TableEntry] = {}
         self.calls: set[ConvCall] = set()  # calls of which at least one product has a kernel
-        self.compared: set[tuple[str, ConvCall]] = set()  # products whose kernels were compared with PyTorch
+        self.compared: set[tuple[str, ConvCall]] = set()  # products whose kernels were selected
         self.recorded: list[RecordedCall] | None = None  # None while nothing is recorded
 
     def find(self, product: str, call: ConvCall) -> TableEntry | None:

@@ -142,7 +142,7 @@ class CudaLauncher:
 
     def _enqueue(self, functions: Sequence[_LoadedFunction], pointers: Sequence[int]) -> None:
         make_context_current(self._index)
-        stream = _current_stream(self._index)
+        stream = get_current_stream(self._index)
         for function in functions:
             function.enqueue(pointers, stream)
 
@@ -199,7 +199,7 @@ def _raw_stream(index: int) -> int:
 
 
 # PyTorch's generated code uses this function, which takes a fifth of the time.
-_current_stream = getattr(torch._C, "_cuda_getCurrentRawStream", _raw_stream)
+get_current_stream = getattr(torch._C, "_cuda_getCurrentRawStream", _raw_stream)
 
 
 class _LoadedFunction:

@@ -75,6 +75,8 @@ class ProductSelector:
                 key=lambda task: (task.product == FORWARD_STATS, -(task.pytorch_seconds or 0.0) * len(task.paths)),
             ):
                 self._select_kernel(task)
+            if self._deadline:  # a time limit holds for graphs that are compiled afterwards, too
+                table.compared.update((task.product, task.call) for task in tasks)
         finally:
             self._timing_cache.save()
 

@@ -22,7 +22,7 @@ from tvmconv.torch.quantization_plan import QuantizedGraph, quantize_graph
 from tvmconv.torch.quantized_layer import Dequantize, Quantize, QuantizedConv
 from tvmconv.torch.site_workload import DTYPES
 from tvmconv.workloads import parse
-from tvmconv.workloads.dtypes import Dtype
+from tvmconv.workloads.dtypes import INT8, Dtype
 from tvmconv.workloads.layout import CHANNELS_LAST
 
 QUANTIZED_MODULES = (Dequantize, Quantize, QuantizedConv)
@@ -190,7 +190,7 @@ class ModelQuantizer(GraphQuantizer):
                 site = self._sites[id(module)]
                 if node.args[0] not in histograms:
                     self.reasons[id(module)] = "it did not run on the inputs for calibration"
-                elif reason := _find_obstacle(site):
+                elif reason := _find_obstacle(site, self.dtype):
                     self.reasons[id(module)] = reason
         return {node: each.choose_scale(options.torch_dtype, options.observer) for node, each in histograms.items()}
 
@@ -214,12 +214,14 @@ class ModelQuantizer(GraphQuantizer):
                 self.reasons[id(module)] = f"its error would be {error:.2g}, more than {self._options.max_error:.2g}"
 
 
-def _find_obstacle(site: ConvSite) -> str:
+def _find_obstacle(site: ConvSite, dtype: Dtype) -> str:
     """Return the reason why a convolution cannot be quantized; "" if it can."""
     conv: Any = site.module.conv
     if site.is_transposed:
         return "no kernel computes a transposed convolution of 8-bit operands"
     channels = conv.weight.shape[1]
+    if channels == 1 < conv.groups and dtype is INT8:  # depthwise: bound by the bytes of the images
+        return ""
     if channels < MIN_CHANNELS:
         return f"it has {channels} input channels per group, fewer than {MIN_CHANNELS}"
     return ""

@@ -71,9 +71,10 @@ def _is_input(node: fx.Node, quantized: Collection[fx.Node]) -> bool:
 def _can_store(module: TunedConv) -> bool:
     """Return whether a kernel can store the output of a layer in 8 bits.
 
-    Kernels on tensor cores store pairs of channels.
+    Kernels on tensor cores store pairs of channels of a group, and those of depthwise convolutions any.
     """
-    channels = module.conv.weight.shape[0] // module.conv.groups
+    weight, groups = module.conv.weight, module.conv.groups
+    channels = weight.shape[0] // (groups if weight.shape[1] > 1 else 1)
     epilogue = plan_epilogue(module.epilogue_names, has_bias=True, output_scale=1.0, residual_scale=1.0)
     return channels % 2 == 0 and epilogue is not None
 

@@ -4,17 +4,18 @@ from __future__ import annotations
 
 import math
 import struct
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import torch
 
 from tvmconv.compiler import nvrtc
 from tvmconv.compiler.executable import LaunchConfig
-from tvmconv.devices.cuda.function import CudaFunction
-from tvmconv.torch.launch import make_context_current
+from tvmconv.devices.cuda.function import CudaFunction, PackedParams
+from tvmconv.torch.launch import get_current_stream, make_context_current
 
 VECTOR_BYTES = 16  # largest access of a thread
 MIN_PDL_CAPABILITY = (9, 0)  # of GPUs on which a kernel starts while the previous one ends
+MAX_LAUNCHERS = 256  # kept launchers of a source, by kernel, launch shape and stream
 
 
 class SourceKernels:
@@ -30,17 +31,39 @@ class SourceKernels:
         capability = torch.cuda.get_device_capability(device)
         cubin = nvrtc.compile_cubin(source, "sm_{}{}".format(*capability))
         with torch.cuda.device(device):
-            make_context_current(torch.cuda.current_device())
+            self._index = torch.cuda.current_device()
+            make_context_current(self._index)
             self._functions = {name: CudaFunction(cubin.image, name) for name in cubin.kernels}
         self._uses_pdl = capability >= MIN_PDL_CAPABILITY
+        self._launchers: dict[tuple[str, LaunchConfig, int], Callable[[PackedParams], None]] = {}
+        self._free_params: dict[str, list[PackedParams]] = {name: [] for name in self._functions}
 
     def launch(self, name: str, shape: LaunchConfig, parameters: Sequence[torch.Tensor | int | float | None]) -> None:
         """Queue a kernel on the current stream."""
-        stream = torch.cuda.current_stream(self._device).cuda_stream
-        with torch.cuda.device(self._device):
-            make_context_current(torch.cuda.current_device())
-            values = [_encode(parameter) for parameter in parameters]
-            self._functions[name].prepare_launch(shape, values, stream, use_pdl=self._uses_pdl)()
+        if torch.cuda.current_device() == self._index:
+            self._enqueue(name, shape, parameters)
+        else:
+            with torch.cuda.device(self._device):
+                self._enqueue(name, shape, parameters)
+
+    def _enqueue(self, name: str, shape: LaunchConfig, parameters: Sequence[torch.Tensor | int | float | None]) -> None:
+        """Queue a kernel of the current device; launchers and memory of parameters are kept for further calls."""
+        make_context_current(self._index)
+        stream = get_current_stream(self._index)
+        try:
+            params = self._free_params[name].pop()
+        except IndexError:
+            params = PackedParams(len(parameters))
+        for index, parameter in enumerate(parameters):
+            params.set_param(index, _encode(parameter))
+        launch = self._launchers.get((name, shape, stream))
+        if launch is None:
+            if len(self._launchers) >= MAX_LAUNCHERS:
+                self._launchers.clear()
+            launch = self._functions[name].make_launcher(shape, stream, use_pdl=self._uses_pdl)
+            self._launchers[name, shape, stream] = launch
+        launch(params)
+        self._free_params[name].append(params)
 
 
 def count_vector_elements(num_elements: int, *tensors: torch.Tensor | None) -> int:

@@ -24,6 +24,7 @@ from tvmconv.torch.device_match import find_device_for
 from tvmconv.torch.functional import convolve, convolve_by_operator, convolve_with_stats_by_operator, record_calls
 from tvmconv.torch.kernel_table import RecordedCall, table
 from tvmconv.torch.kernels import make_training_provider
+from tvmconv.torch.max_pool import replace_poolings
 from tvmconv.torch.product_selection import fill_table, make_reports
 from tvmconv.torch.product_task import collect_tasks
 from tvmconv.torch.running_statistics import merge_counters
@@ -55,11 +56,12 @@ def insert_operators(
     log: Any,
     choose: ChooseMode,
     deadline: Deadline | None,
+    is_eager: bool = False,
 ) -> fx.GraphModule:
     """Return a graph with the operator in place of the convolutions that have kernels; log a report at level INFO.
 
-    The graph itself is returned if it has no convolutions that kernels could compute. Raises DeviceError if tvmconv has
-    no device for PyTorch's.
+    With `is_eager`, no compiler fuses the rest of the graph. The graph itself is returned if it has no convolutions
+    that kernels could compute. Raises DeviceError if tvmconv has no device for PyTorch's.
     """
     is_static = all(isinstance(value, torch.Tensor) for value in inputs)
     if not is_static or not any(_is_convolution(node) for node in gm.graph.nodes):
@@ -71,9 +73,9 @@ def insert_operators(
     (torch_device,) = torch_devices
     device = find_device_for(torch_device, None)
     provider = make_training_provider(device, torch_device, log, lambda text: _logger.debug("%s", text))
-    sites = []
-    if _has_norm_kernels(torch_device) or choose == "tuned":
-        sites = find_norm_sites(gm.graph, recorder.metadata, _is_convolution)
+    sites, has_kernels = [], _has_norm_kernels(torch_device) or choose == "tuned"
+    if has_kernels:
+        sites = find_norm_sites(gm.graph, recorder.metadata, _is_convolution, is_eager=is_eager)
     normalized_names = {site.input.name for site in sites}
     calls = [
         replace(
@@ -90,7 +92,7 @@ def insert_operators(
     with torch.no_grad():
         notes = fill_table(tasks, provider, choose, deadline)
     _logger.info("%s", TrainingReport(make_reports(tasks), notes=tuple(notes)))
-    return _replace_nodes(gm, inputs, recorder.metadata, calls, sites)
+    return _replace_nodes(gm, inputs, recorder.metadata, calls, sites, has_kernels)
 
 
 def _has_norm_kernels(torch_device: torch.device) -> bool:
@@ -151,10 +153,12 @@ def _replace_nodes(
     metadata: Metadata,
     calls: Sequence[RecordedCall],
     sites: Sequence[NormSite],
+    has_kernels: bool,
 ) -> fx.GraphModule:
     """Return a copy of a graph in which operators compute the sites, and the convolutions in the kernel table.
 
-    Convolutions that the table has with statistics of their output return these as well.
+    Convolutions that the table has with statistics of their output return these as well. With `has_kernels`, operators
+    compute maximum poolings, too.
     """
     calls = [each for each in calls if each.call in table.calls]
     if not calls and not sites:
@@ -176,6 +180,8 @@ def _replace_nodes(
             copied_node.target = convolve_by_operator
             if node.name in names_with_stats:
                 results[node] = _return_stats(copied_node)
+    if has_kernels:
+        replace_poolings(copies, metadata)
     placeholders = [copies[node] for node in gm.graph.nodes if node.op == "placeholder"]
     merge_weight_casts(graph, calls, convolutions, dict(zip(placeholders, inputs, strict=True)))
     replace_norm_sites(graph, sites, copies, results, metadata)

@@ -110,6 +110,15 @@ def declare_weight_gradient(w: ConvOperator, forward: Conv, conv: Conv) -> tuple
     return _declare_result(w, arguments, total, to_sum_index, ("o", "c", *OUTPUT_AXES[w.spatial_ndim]))
 
 
+def declare_weight_gradient_by_tiles(
+    w: ConvOperator, declare_sums: Callable[[te.Tensor, te.Tensor], te.Tensor]
+) -> tuple[te.Tensor, ...]:
+    """Declare dK of one group from its arguments; `declare_sums` returns its sums (O, C, taps) from dY and X."""
+    arguments = _declare_arguments(w)
+    total = declare_sums(*(arguments[name] for name in w.OPERANDS))
+    return _declare_result(w, arguments, total, lambda *index: index, ("o", "c", *OUTPUT_AXES[w.spatial_ndim]))
+
+
 def _declare_arguments(w: ConvOperator) -> dict[str, te.Tensor]:
     arguments = zip(w.argument_names[:-1], w.argument_shapes, w.argument_dtypes, strict=False)
     return {name: te.placeholder(shape, dtype, name=name) for name, shape, dtype in arguments}

@@ -153,14 +153,32 @@ def convert_expression(value: tirx.Expr, dtype: str) -> tirx.Expr:
 
     8-bit floats are returned as bits (`dtypes.get_tir_dtype`), in an expression that may occur only once.
     """
-    from tvm import te, tirx
+    from tvm import tirx
 
     if dtype not in LIMITS:
         return value.astype(dtype)
     if dtype in FLOAT8_FORMATS:
         return _name_value(tirx.reinterpret("int32", value), lambda bits: _encode_float8(bits, dtype)).astype("uint8")
+    return _round_small(_limit_expression(value, dtype)).astype(dtype)
+
+
+def round_to_low_byte(value: tirx.Expr, *, apply_relu: bool) -> tirx.Expr:
+    """Return int32 bits whose low byte is an int8, rounded to nearest even and saturated, or 0 if it is negative."""
+    from tvm import te, tirx
+
+    if apply_relu:
+        value = te.max(value, tirx.const(0, "float32"))
+    limited = _limit_expression(value, dtypes.INT8.name, has_sign=not apply_relu)
+    return tirx.reinterpret("int32", limited + tirx.const(ROUNDING_SHIFT, "float32"))  # the low byte of this is zero
+
+
+def _limit_expression(value: tirx.Expr, dtype: str, *, has_sign: bool = True) -> tirx.Expr:
+    """Return a value limited to the numbers of a type; one without a sign may only be too large."""
+    from tvm import te, tirx
+
     low, high = (tirx.const(limit, "float32") for limit in LIMITS[dtype])
-    return _round_small(te.max(te.min(value, high), low)).astype(dtype)
+    limited = te.min(value, high)
+    return te.max(limited, low) if has_sign else limited
 
 
 def _name_value(value: tirx.Expr, make_result: Callable[[tirx.Expr], tirx.Expr]) -> tirx.Expr:

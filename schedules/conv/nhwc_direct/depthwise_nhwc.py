@@ -17,6 +17,8 @@ loads the filters of all its channels, which are contiguous, in vectors and keep
 Small images have few strips; threads then compute fewer channels and pixels, so that a large GPU is filled. The
 defaults have the lowest estimated latency (`strip_knobs`).
 
+Integers of 8 bits are widened, too: their products and sums are exact in float32 up to 1,024 taps.
+
 In a mixed layout, the launch that is channels first is X's or Y's transpose, before or after the kernel. A signal is an
 image of one row. Each output plane of a volume is computed like an image, from as many input planes as
 the filter is deep; the thread walks down the rows of all of them.
@@ -39,10 +41,11 @@ from tvmconv.registry import schedule
 from tvmconv.requirements import SOME_CHANNELS_LAST, all_of
 from tvmconv.space import Knobs
 from tvmconv.workloads import Conv
-from tvmconv.workloads.dtypes import get_itemsize
+from tvmconv.workloads.dtypes import INT8, get_itemsize
 
 from ...tir_builder import serial_loop, unrolled_loop
 from ..reduction import FLOAT_DTYPES, has_filter_per_channel
+from ..tensor_cores.eight_bit_requirements import CHANNELS_LAST_EIGHT_BITS
 from ..transposed_view import TransposedView
 from .strip_config import WORD_BYTES, OperandTraffic, StripConfig
 from .strip_epilogue import make_strip_epilogue
@@ -115,9 +118,9 @@ class DepthwiseConfig(StripConfig):
 
 @schedule(
     *("conv1d", "conv2d", "conv3d"),
-    dtypes=FLOAT_DTYPES,
+    dtypes=(*FLOAT_DTYPES, INT8.name),
     usage=lambda w, columns: DepthwiseConfig.compute_usage(w.to_channels_last(), columns),
-    condition=all_of(SOME_CHANNELS_LAST, has_filter_per_channel),
+    condition=all_of(SOME_CHANNELS_LAST, CHANNELS_LAST_EIGHT_BITS, has_filter_per_channel),
     search_if=has_filter_per_channel,
     supersedes=("depthwise",),
 )

@@ -10,7 +10,8 @@ from tvm import tirx
 from tvm.script.ir_builder import tirx as T  # noqa: N812  (TVM's own name for it)
 
 from tvmconv.workloads import epilogue
-from tvmconv.workloads.dtypes import ACCUMULATOR
+from tvmconv.workloads.dtypes import ACCUMULATOR, INT8
+from tvmconv.workloads.quantization import convert_expression
 
 from ...tir_builder import unrolled_loop
 from .strip_thread import COLUMN_AXIS, ROW_AXIS, StripThread, allocate_local, emit_guarded, emit_vector_copy
@@ -23,12 +24,15 @@ class StripEpilogue:
         self._thread, config = thread, thread.config
         vector = config.vector
         self.accum = allocate_local("sums", (config.rows.local, config.columns.local, vector), ACCUMULATOR)
-        self._results = allocate_local("results", self._row_shape, config.w.storage)
+        self._output_dtype = str(thread.arrays["Y"].dtype)
+        self._results = allocate_local("results", self._row_shape, self._output_dtype)
         argument_kinds = {op.name: op.argument_kind for op in epilogue.get_ops(config.w.epilogue) if op.argument_kind}
+        self._numbers = [name for name, kind in argument_kinds.items() if kind == "tensor"]
         shapes = {"channel": (vector,), "output": self._row_shape}
         self._argument_regs = {
             name: allocate_local(name, shapes[kind], str(thread.arrays[name].dtype))
             for name, kind in argument_kinds.items()
+            if kind in shapes
         }
         self._channel_arguments = [name for name, kind in argument_kinds.items() if kind == "channel"]
 
@@ -49,11 +53,22 @@ class StripEpilogue:
         for name in self._channel_arguments:
             self._load_argument(name, (), lambda lane: self._thread.first_channel + lane)
 
+    def _make_result(self, value: Any, read_element: Callable[[Any], Any]) -> Any:
+        """Return the output of a sum. `read_element` returns the element of an argument by its name."""
+
+        def read_argument(name: str) -> Any:
+            number = self._thread.arrays[name][0] if name in self._numbers else None
+            return read_element(name).astype(ACCUMULATOR) if number is None else number
+
+        value = epilogue.apply_to_expression(self._thread.config.w.epilogue, value, read_argument)
+        return convert_expression(value, self._output_dtype)
+
     def accumulate_product(
         self, row_idx: Any, column_idx: Any, channel: Any, input_value: Any, weight_value: Any
     ) -> None:
         """Add the product of two operands, which are widened first, to an accumulator."""
-        product = input_value.astype(ACCUMULATOR) * weight_value.astype(ACCUMULATOR)
+        storage = self._thread.config.w.storage
+        product = _widen(input_value, storage) * _widen(weight_value, storage)
         T.buffer_store(self.accum, self.accum[row_idx, column_idx, channel] + product, [row_idx, column_idx, channel])
 
     def store_row(self, row_idx: int) -> None:
@@ -72,7 +87,7 @@ class StripEpilogue:
 
         def read_argument(name: str, j: Any, lane: Any) -> Any:
             registers = self._argument_regs[name]
-            return (registers[lane] if name in self._channel_arguments else registers[j, lane]).astype(ACCUMULATOR)
+            return registers[lane] if name in self._channel_arguments else registers[j, lane]
 
         for name in self._argument_regs:
             if name not in self._channel_arguments:
@@ -83,10 +98,11 @@ class StripEpilogue:
                     )
         with unrolled_loop(config.columns.local, "j") as j:
             with unrolled_loop(config.vector, "channel") as lane:
-                value = epilogue.apply_to_expression(
-                    config.w.epilogue, self.accum[row_idx, j, lane], lambda name: read_argument(name, j, lane)
+                value = self._make_result(
+                    self.accum[row_idx, j, lane],
+                    lambda name: read_argument(name, j, lane),
                 )
-                T.buffer_store(self._results, value.astype(config.w.storage), [j, lane])
+                T.buffer_store(self._results, value, [j, lane])
             emit_guarded(
                 list_bounds_checks(j),
                 lambda: emit_vector_copy(
@@ -107,6 +123,14 @@ class StripEpilogue:
         )
 
 
+def _widen(value: Any, dtype: str) -> Any:
+    """Return an operand in float32. As conversions of bytes are slow, a byte becomes the lowest bits of 2^23."""
+    if dtype != INT8.name:
+        return value.astype(ACCUMULATOR)
+    bits = (value.astype("int32") & tirx.const(0xFF, "int32")) ^ tirx.const(0x4B000080, "int32")
+    return tirx.reinterpret(ACCUMULATOR, bits) - tirx.const(2.0**23 + 128, ACCUMULATOR)
+
+
 class ColumnEpilogue(StripEpilogue):
     """Epilogue of a channels-first output, which is stored in vectors of columns."""
 
@@ -125,11 +149,11 @@ class ColumnEpilogue(StripEpilogue):
 
             def read_argument(name: str) -> Any:
                 registers = self._argument_regs[name]
-                value = registers[channel] if name in self._channel_arguments else registers[channel, j]
-                return value.astype(ACCUMULATOR)
+                return registers[channel] if name in self._channel_arguments else registers[channel, j]
 
-            value = epilogue.apply_to_expression(config.w.epilogue, self.accum[row_idx, j, channel], read_argument)
-            T.buffer_store(self._results, value.astype(config.w.storage), [channel, j])
+            T.buffer_store(
+                self._results, self._make_result(self.accum[row_idx, j, channel], read_argument), [channel, j]
+            )
         self._copy_row(row_idx, self._results, self._thread.arrays["Y"], to_global=True)
 
     def _copy_row(self, row_idx: int, registers: Any, array: Any, *, to_global: bool) -> None:

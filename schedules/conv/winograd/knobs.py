@@ -163,7 +163,7 @@ def declare_knobs(k: Knobs, w: Conv2d) -> tuple[WinogradTileGrid, DirectTileConf
     config.add_constraints(k, lambda c: configs_from_columns(w, c)[1])
     k.require(
         f"vector copies need tiles and copies per thread in multiples of {VECTOR_ELEMENTS} elements",
-        lambda c: (c["copy_order"] != "vectorized") | _can_copy_vectors(configs_from_columns(w, c)[1]),
+        lambda c: (c["copy_order"] != "vectorized") | can_copy_vectors(configs_from_columns(w, c)[1]),
     )
     return grid, config
 
@@ -185,7 +185,7 @@ def round_up_tile(tile: Tile) -> Tile:
     return Tile(num_blocks * tile.size, {**tile.factors, "block": num_blocks})
 
 
-def _can_copy_vectors(config: DirectTileConfig) -> Any:
+def can_copy_vectors(config: DirectTileConfig) -> Any:
     """Return whether each thread copies whole vectors of each operand's part of a k-tile."""
     rows_per_k_tile = config.sliced_k * config.reduction[0].tap
     is_filled = [

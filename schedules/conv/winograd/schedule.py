@@ -20,6 +20,8 @@ If a tile of the product overhangs an axis, that axis is extended in memory, so 
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from tvm import te
 from tvm.s_tir import Schedule
 from tvm.s_tir.schedule import LoopRV, SBlockRV
@@ -63,33 +65,40 @@ def schedule_stages(
     s: Schedule, w: Conv2d, grid: WinogradTileGrid, config: DirectTileConfig, output: str = "Y"
 ) -> None:
     """Schedule the transforms and the product that `te_stages` declares; `output` is the name of the result."""
-    _schedule_transform(s, "g", "gG", "U")
-    _schedule_transform(s, "d", "Bd", "V")
-    _schedule_product(s, config)
+    schedule_transform(s, "g", "gG", "U")
+    schedule_transform(s, "d", "Bd", "V")
+    schedule_product(s, config)
     _schedule_output_transform(s, w, grid, output)
     hoist_guards(s)
 
 
-def _schedule_transform(s: Schedule, source_name: str, half_name: str, whole_name: str) -> None:
-    """Let each thread transform one channel's part of an operand along both axes."""
+def schedule_transform(
+    s: Schedule,
+    source_name: str,
+    half_name: str,
+    whole_name: str,
+    order: Callable[[Schedule, list[LoopRV]], list[LoopRV]] | None = None,
+) -> None:
+    """Let each thread transform one channel's part of an operand along both axes; `order` are the loops of threads."""
     source, along_columns, along_both = (s.get_sblock(name) for name in (source_name, half_name, whole_name))
     u, v, *position_loops = s.get_loops(along_both)
     store = s.cache_write(along_both, 0, "local")
+    position_loops = order(s, position_loops) if order else position_loops
     s.reorder(*position_loops, u, v)
-    thread = _bind_threads(s, position_loops)
+    thread = bind_threads(s, position_loops)
     s.reverse_compute_at(store, thread)
     inline_producers(s, source)
     for block in (along_columns, source):
         s.compute_at(block, thread)
         s.set_scope(block, 0, "local")
-    _unroll_inside_thread(s, thread, [source, along_columns, along_both, store])
+    unroll_inside_thread(s, thread, [source, along_columns, along_both, store])
 
 
-def _schedule_product(s: Schedule, config: DirectTileConfig) -> None:
+def schedule_product(s: Schedule, config: DirectTileConfig) -> None:
     """Multiply the matrices of all points from shared memory; each point has its own blocks."""
     products = s.get_sblock("M")
-    u, v, channel, tile, channel_loop = s.get_loops(products)
-    blocks = split_reduction(s, products, s.fuse(u, v), [channel, tile], [channel_loop], config, stores_output=False)
+    *points, row, column, depth = s.get_loops(products)
+    blocks = split_reduction(s, products, s.fuse(*points), [row, column], [depth], config, stores_output=False)
     copies = [s.cache_read(blocks.multiply_block, operand, "shared") for operand in (0, 1)]
     nest = tile_output(s, blocks, config)
     if config.copy_order == "vectorized" and config.sliced_k == 1 and config.output[1].local % VECTOR_ELEMENTS == 0:
@@ -106,12 +115,12 @@ def _schedule_output_transform(s: Schedule, w: Conv2d, grid: WinogradTileGrid, o
     image, channel, row, column = (axes[name] for name in "nopq")
     (row, u), (column, v) = (s.split(axis, [None, grid.m]) for axis in (row, column))
     s.reorder(image, channel, row, column, u, v)
-    thread = _bind_threads(s, [image, channel, row, column])
+    thread = bind_threads(s, [image, channel, row, column])
     stages = [s.get_sblock(name) for name in ("AMA", "MA")]
     for block in stages:
         s.compute_at(block, thread)
         s.set_scope(block, 0, "local")
-    _unroll_inside_thread(s, thread, [outputs, *stages])
+    unroll_inside_thread(s, thread, [outputs, *stages])
     if (
         w.output_layout == CHANNELS_FIRST
         and w.storage == ACCUMULATOR
@@ -121,7 +130,7 @@ def _schedule_output_transform(s: Schedule, w: Conv2d, grid: WinogradTileGrid, o
         s.vectorize(v)
 
 
-def _bind_threads(s: Schedule, loops: list[LoopRV]) -> LoopRV:
+def bind_threads(s: Schedule, loops: list[LoopRV]) -> LoopRV:
     """Distribute loops over threads, in blocks of `TRANSFORM_THREADS`, and return the thread loop."""
     fused = s.fuse(*loops)
     block, thread = s.split(fused, [None, min(TRANSFORM_THREADS, get_loop_extent(s, fused))])
@@ -130,7 +139,7 @@ def _bind_threads(s: Schedule, loops: list[LoopRV]) -> LoopRV:
     return thread
 
 
-def _unroll_inside_thread(s: Schedule, thread: LoopRV, blocks: list[SBlockRV]) -> None:
+def unroll_inside_thread(s: Schedule, thread: LoopRV, blocks: list[SBlockRV]) -> None:
     """Let TVM unroll all loops inside a thread, so that the matrix entries become constants."""
     outer = s.get(thread).loop_var
     for block in blocks:

@@ -274,6 +274,28 @@ def round_to_tf32(bits: NDArray[np.uint32], rounding: str) -> NDArray[np.uint32]
     return np.where(bits & infinity == infinity, special, rounded)
 
 
+@executes("cvt_f16x2_f8x2")
+def _widen_pair_of_8_bits(op: Instruction, mask: Mask) -> None:
+    """cvt.rn.f16x2.{e4m3x2,e5m2x2} d, a: converts both elements of a."""
+    dtype = get_numpy_dtype("float8_e4m3fn" if "e4m3x2" in op.modifiers else "float8_e5m2")
+    if "relu" in op.modifiers:
+        raise op.unsupported()
+    (bits,) = op.read(1, 1, mask, 2)
+    pairs = np.ascontiguousarray(bits).view(dtype).astype(np.float32)
+    op.write(mask, _convert_bits(pairs, np.dtype(np.float16)).view(np.uint32)[:, None])
+
+
+@executes("prmt")
+def _permute_bytes(op: Instruction, mask: Mask) -> None:
+    """prmt.b32 d, a, b, c: byte i of d is the one of the eight bytes of a and b that the i-th four bits of c name."""
+    sources = np.ascontiguousarray(op.read(1, 2, mask, 4).T).view(np.uint8)
+    (selectors,) = op.read(3, 1, mask, 4)
+    indices = selectors[:, None] >> np.arange(0, 16, 4, dtype=np.uint32) & np.uint32(15)
+    if list(op.modifiers) != ["b32"] or (indices > 7).any():
+        raise op.unsupported()
+    op.write(mask, np.take_along_axis(sources, indices.astype(np.int64), 1).view(np.uint32))
+
+
 @executes("cvt_tf32_f32")
 def _convert_to_tf32(op: Instruction, mask: Mask) -> None:
     rounding, *remaining_modifiers = op.modifiers

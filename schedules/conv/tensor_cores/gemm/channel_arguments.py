@@ -29,9 +29,9 @@ class ChannelArgumentTile:
         row = self.first_row + self.names.index(name)
         return self.smem + to_uint32((row * self.block_n + channel) * ACCUMULATOR_BYTES)
 
-    def load_pair(self, name: str, channel: Expr, pair: Sequence[Expr]) -> None:
-        """Load an argument of two neighbouring channels to registers."""
-        emit_ptx("ld.shared.v2.b32", *pair, self.address(name, channel))
+    def load(self, name: str, channel: Expr, registers: Sequence[Expr]) -> None:
+        """Load an argument of two or four neighbouring channels to registers."""
+        emit_ptx(f"ld.shared.v{len(registers)}.b32", *registers, self.address(name, channel))
 
     def copy_async(
         self,
@@ -75,6 +75,7 @@ class ChannelArguments:
         is_exact: Whether tiles have no channels beyond the group.
         smem: Shared-memory address of the copies of all warpgroups, a multiple of 16 bytes.
         warpgroup: Index of this warpgroup.
+        width: Neighbouring channels that a thread loads at a time: 2 or 4.
     """
 
     def __init__(
@@ -86,14 +87,16 @@ class ChannelArguments:
         is_exact: bool,
         smem: Expr,
         warpgroup: Expr,
+        width: int = 2,
     ) -> None:
         self._tile, self._arguments = ChannelArgumentTile(names, block_n, smem, warpgroup * len(names)), arguments
         self._channels_per_group, self._is_exact = channels_per_group, is_exact
-        self._pairs = {name: allocate(f"{name}_pair", 2, "float32") for name in names}
+        self._width = width
+        self._values = {name: allocate(f"{name}_values", width, "float32") for name in names}
 
     def prefetch(self, tile: WorkTile, thread: ThreadPosition) -> None:
         """Request the arguments of a tile; run by all threads of the warpgroup, which have read the previous ones."""
-        if not self._pairs:
+        if not self._values:
             return
         named_barrier_sync(1 + thread.warpgroup, WARPGROUP_SIZE)
         threads, is_exact = (thread.warpgroup_thread, WARPGROUP_SIZE), self._is_exact
@@ -101,12 +104,13 @@ class ChannelArguments:
 
     def wait(self, thread: ThreadPosition) -> None:
         """Wait until the arguments have arrived for all threads of the warpgroup."""
-        if self._pairs:
+        if self._values:
             emit_ptx("cp.async.wait_all")
             named_barrier_sync(1 + thread.warpgroup, WARPGROUP_SIZE)
 
-    def load_pair(self, channel: Expr) -> dict[str, list[Expr]]:
-        """Load the arguments of two neighbouring channels of the tile."""
-        for name, pair in self._pairs.items():
-            self._tile.load_pair(name, channel, [pair[0], pair[1]])
-        return {name: [pair[0], pair[1]] for name, pair in self._pairs.items()}
+    def load(self, channel: Expr) -> dict[str, list[Expr]]:
+        """Load the arguments of neighbouring channels of the tile."""
+        values = {name: [registers[e] for e in range(self._width)] for name, registers in self._values.items()}
+        for name, registers in values.items():
+            self._tile.load(name, channel, registers)
+        return values

@@ -34,7 +34,7 @@ from ....tir_builder import (
 )
 from .atoms import ThreadPosition, ldmatrix_x4, named_barrier_sync, stmatrix_x4
 from .channel_arguments import ChannelArguments
-from .epilogue_ops import EpilogueOps, apply_to_pair
+from .epilogue_ops import EpilogueOps, apply_to_columns
 from .epilogue_tile import EpilogueTile
 from .pipelines import PipelineState, TmaPipeline
 from .smem_layout import CHUNK_BYTES, SmemLayout
@@ -221,7 +221,7 @@ class ChannelsFirstEpilogue:
             addresses = self._word_addresses(buffer, thread)
             for pair in range(len(values) // 2):
                 if pair % 2 == 0:
-                    channel_values = self.channels.load_pair(channel + pair // 2 * 8)
+                    channel_values = self.channels.load(channel + pair // 2 * 8)
                 self._finish_pair(values, pair, channel_values, 0)
                 for e in range(2):
                     emit_ptx("st.shared.b32", addresses[pair * 2 + e], self._packed[e])
@@ -229,7 +229,7 @@ class ChannelsFirstEpilogue:
         for columns in range(self._tile.n // 16):
             for pair in range(4):
                 if pair % 2 == 0:
-                    channel_values = self.channels.load_pair(channel + (columns * 16 + pair * 4))
+                    channel_values = self.channels.load(channel + (columns * 16 + pair * 4))
                 self._finish_pair(values, columns * 4 + pair, channel_values, pair)
             stmatrix_x4(
                 self._matrix_address(columns, buffer, thread), [self._packed[e] for e in range(4)], transposed=True
@@ -244,4 +244,4 @@ class ChannelsFirstEpilogue:
             name: [registers[pair * words + e] for e in range(words)] for name, registers in self._residuals.items()
         }
         sums = values[pair * 2 : pair * 2 + 2]
-        apply_to_pair(self._ops, sums, channel_values, residuals, self._pair, self._packed, first_register)
+        apply_to_columns(self._ops, sums, channel_values, residuals, self._pair, self._packed, first_register)

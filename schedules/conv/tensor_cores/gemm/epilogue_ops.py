@@ -64,8 +64,19 @@ class EpilogueOps:
 
     @property
     def fuses_relu(self) -> bool:
-        """Whether the conversion to the output dtype applies a ReLU at the end, at no cost."""
-        return get_itemsize(self.dtype) == 2 and bool(self.ops) and self.ops[-1].name == "relu"
+        """Whether the conversion to the output dtype applies a ReLU, at no cost.
+
+        The ReLU is the last operation of 16-bit results. Those of 8 bits have `quantize` behind it, whose factor is
+        positive and may come first.
+        """
+        ends = {2: ("relu",), 1: ("relu", "quantize")}.get(get_itemsize(self.dtype))
+        return bool(ends) and tuple(op.name for op in self.ops)[-len(ends or ()) :] == ends
+
+    @property
+    def computed_ops(self) -> tuple[epilogue.EpilogueOp, ...]:
+        """The operations that `pack` does not apply."""
+        relu = len(self.ops) - (2 if get_itemsize(self.dtype) == 1 else 1)
+        return self.ops[:relu] + self.ops[relu + 1 :] if self.fuses_relu else self.ops
 
     def apply(self, value: Expr, read: Callable[[str], Expr]) -> Expr:
         """Return a value after the operations that `pack` does not apply.
@@ -74,7 +85,7 @@ class EpilogueOps:
             value: The value, in float32.
             read: Function from an operation's name to its argument for this output.
         """
-        for op in self.ops[:-1] if self.fuses_relu else self.ops:
+        for op in self.computed_ops:
             value = op.compute(value, read(op.name)) if op.argument_kind else op.compute(value)
         return value
 
@@ -83,30 +94,31 @@ class EpilogueOps:
         pack(registers, first_register, values, self.dtype, self.fuses_relu)
 
 
-def apply_to_pair(
+def apply_to_columns(
     ops: EpilogueOps,
     accumulators: Sequence[Expr],
     channel_values: Mapping[str, Sequence[Expr]],
     residuals: Mapping[str, Sequence[Expr]],
-    pair: Buffer,
+    values: Buffer,
     packed: Buffer,
     first_register: int = 0,
 ) -> None:
-    """Apply an epilogue to two neighbouring columns of a fragment, and pack the rounded results.
+    """Apply an epilogue to two or four neighbouring columns of a fragment, and pack the rounded results.
 
     Args:
         ops: The epilogue.
-        accumulators: The two accumulators.
-        channel_values: Per-channel arguments of both columns by name.
+        accumulators: The accumulators.
+        channel_values: Per-channel arguments of the columns by name.
         residuals: Elements of residuals by name, packed into 32-bit registers as the results will be.
-        pair: Two float32 registers.
+        values: As many float32 registers.
         packed: uint32 registers that receive the results.
         first_register: First register of `packed` that is written.
     """
-    arguments = {**channel_values, **{name: unpack(words, 2, ops.dtype) for name, words in residuals.items()}}
-    for e in range(2):
-        store(pair, e, ops.apply(accumulators[e], lambda name, e=e: arguments[name][e]))  # type: ignore[misc]
-    ops.pack(packed, first_register, [pair[e] for e in range(2)])
+    count = len(accumulators)
+    arguments = {**channel_values, **{name: unpack(words, count, ops.dtype) for name, words in residuals.items()}}
+    for e in range(count):
+        store(values, e, ops.apply(accumulators[e], lambda name, e=e: arguments[name][e]))  # type: ignore[misc]
+    ops.pack(packed, first_register, [values[e] for e in range(count)])
 
 
 def load_argument(
@@ -159,8 +171,7 @@ def apply_to_vector(
         registers: At least 8 uint32 registers, which receive the packed results.
         prefetched: Residuals that were loaded earlier, by name, in the format of `registers`.
     """
-    ops = epilogue_ops.ops[:-1] if epilogue_ops.fuses_relu else epilogue_ops.ops
-    for op in ops:
+    for op in epilogue_ops.computed_ops:
         values: list[Expr] = []
         if prefetched and op.name in prefetched:
             values = unpack(prefetched[op.name], num_channels, epilogue_ops.dtype)
@@ -185,8 +196,7 @@ def apply_to_pixels(
 
     The arguments are those of `apply_to_vector`, but the output and residuals are channels first.
     """
-    ops = epilogue_ops.ops[:-1] if epilogue_ops.fuses_relu else epilogue_ops.ops
-    for op in ops:
+    for op in epilogue_ops.computed_ops:
         values: list[Expr] = []
         if prefetched and op.name in prefetched:
             values = unpack(prefetched[op.name], num_pixels, epilogue_ops.dtype)

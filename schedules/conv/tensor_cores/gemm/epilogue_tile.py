@@ -25,6 +25,8 @@ class EpilogueTile:
     row_bytes: int  # bytes of a subtile's rows, which is the width of the swizzle
     stages: int  # subtiles of a warpgroup in shared memory
     frames: int = 1  # frames of the output, whose rows are counted from the first one of each
+    # Whether columns are those of `InterleavedFilters`, so that a thread has four neighbouring channels of 8 bits.
+    interleaved: bool = False
     line: tuple[int, int] | None = None  # pixels of a line that are stored, and of all its rows; None if all are
     evicts_first: bool = False  # whether stores go to lines that leave L2 first
 
@@ -61,8 +63,9 @@ class EpilogueTile:
 
         Accumulator 4j + 2h + e of an atom is in row 8h + lane / 4 and column 8j + 2 (lane % 4) + e of a warp's 16 rows.
         """
+        channels = 4 if self.interleaved else 2
         first = m_atom * self.atom.num_accumulators + n_idx * self.n // 2
-        return [accumulators[first + e] for e in range(self.n // 2)], n_idx * self.n + thread.lane % 4 * 2
+        return [accumulators[first + e] for e in range(self.n // 2)], n_idx * self.n + thread.lane % 4 * channels
 
     def tensor_map(self, m: int, n: int, groups: int) -> maps.TensorMap:
         """Return the tensor map of the output, or of a residual: columns of a group, rows, groups, frames.

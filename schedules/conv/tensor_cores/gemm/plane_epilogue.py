@@ -105,7 +105,7 @@ class PlaneEpilogue(ChannelsFirstEpilogue):
             image, pixel = output.locate(thread.warpgroup_thread // WARP_SIZE * 16 + half * 8 + thread.lane // 4)
             positions.append((Register("plane", value=image).value, Register("pixel", value=pixel).value))
         for columns in range(self._tile.n // 8):
-            channel_values = self.channels.load_pair(channel + columns * 8)
+            channel_values = self.channels.load(channel + columns * 8)
             for half, (image, pixel) in enumerate(positions):
                 self._finish_pair(values, columns * 2 + half, channel_values, half)
                 address = buffer + to_uint32(((columns * 8 + column) * output.pixels + pixel) * itemsize)

@@ -133,7 +133,7 @@ class StagedEpilogue:
             channel_values[name] = registers = allocate(f"{name}_columns", tiling.mmas_n * 2, "float32")
             with unrolled_loop(tiling.mmas_n, "j") as mma_n:
                 pair = [registers[mma_n * 2 + e] for e in range(2)]
-                self.channel_args.load_pair(name, column + mma_n * tiling.atom.n, pair)
+                self.channel_args.load(name, column + mma_n * tiling.atom.n, pair)
         ops = replace(self.register_ops, ops=tuple(op for op in self.register_ops.ops if op.argument_kind != "output"))
         m_loop, n_loop = unrolled_loop(tiling.mmas_m, "i"), unrolled_loop(tiling.mmas_n, "j")
         with m_loop as mma_m, n_loop as mma_n, unrolled_loop(2, "h") as half:

@@ -26,7 +26,7 @@ from ....tir_builder import (
 from .atoms import ThreadPosition, ldmatrix_x4, named_barrier_sync, stmatrix_x4
 from .channel_arguments import ChannelArguments
 from .channel_stats import SubtileStats
-from .epilogue_ops import EpilogueOps, apply_to_pair
+from .epilogue_ops import EpilogueOps, apply_to_columns
 from .epilogue_tile import EpilogueTile
 from .pipelines import PipelineState, TmaPipeline
 from .tile_scheduler import WorkTile
@@ -60,8 +60,8 @@ class TmaEpilogue:
         self._tile, self._ops, self.channels, self._pipeline = tile, ops, channels, pipeline
         self._stats = stats
         self._output_map, *self._residual_maps = tensor_maps
-        self._packed, self._pair = allocate("packed", 4, "uint32"), allocate("output_pair", 2, "float32")
-        self._residual = allocate("residual", max(2, tile.n // 16 * 4), "uint32") if self._residual_maps else None
+        self._packed, self._values = allocate("packed", 4, "uint32"), allocate("output_values", 4, "float32")
+        self._residual = allocate("residual", tile.row_bytes // 8, "uint32") if self._residual_maps else None
 
     def store(
         self,
@@ -128,29 +128,32 @@ class TmaEpilogue:
     ) -> None:
         """Apply the epilogue to a subtile and copy the results to shared memory."""
         values, channel = self._tile.select_fragment(accumulators, m_atom, n_idx, thread)
-        copy = self._copy_halves if get_itemsize(self._tile.dtype) == 2 else self._copy_pairs
+        has_words = self._tile.interleaved or get_itemsize(self._tile.dtype) == 2
+        copy = self._copy_words if has_words else self._copy_pairs
         copy(values, channel, buffer, thread)
 
-    def _copy_halves(self, accumulators: Sequence[Expr], channel: Expr, buffer: Expr, thread: ThreadPosition) -> None:
-        """Copy 16-bit results by stmatrix, 16 rows × 16 columns of a warp at a time."""
+    def _copy_words(self, accumulators: Sequence[Expr], channel: Expr, buffer: Expr, thread: ThreadPosition) -> None:
+        """Copy words of two 16-bit or four 8-bit results by stmatrix, 16 rows × 32 bytes of a warp at a time."""
         row = thread.warpgroup_thread // WARP_SIZE * 16 + thread.lane % 16
         addresses = [
             buffer + self._tile.layout.swizzled_offset(row, columns * 2 + thread.lane // 16)
-            for columns in range(self._tile.n // 16)
+            for columns in range(self._tile.row_bytes // (2 * CHUNK_BYTES))
         ]
         if self._residual is not None:
             for columns, address in enumerate(addresses):
                 ldmatrix_x4([self._residual[columns * 4 + e] for e in range(4)], address)
             emit_ptx("bar.warp.sync", T.uint32(0xFFFFFFFF))
+        itemsize = get_itemsize(self._tile.dtype)
         for columns, address in enumerate(addresses):
-            for pair in range(4):
-                if pair % 2 == 0:
-                    channel_values = self.channels.load_pair(channel + (columns * 16 + pair * 4))
-                first, residuals = (columns * 4 + pair) * 2, {}
+            for word in range(4):
+                chunk, half = columns * 2 + word // 2, word % 2
+                if half == 0:
+                    channel_values = self.channels.load(channel + chunk * CHUNK_BYTES // itemsize)
+                first, residuals = chunk * 8 // itemsize + half * 2, {}
                 if self._residual is not None:
-                    residuals = {name: [self._residual[columns * 4 + pair]] for name in self._ops.residuals}
-                sums = accumulators[first : first + 2]
-                apply_to_pair(self._ops, sums, channel_values, residuals, self._pair, self._packed, pair)
+                    residuals = {name: [self._residual[columns * 4 + word]] for name in self._ops.residuals}
+                sums = [accumulators[first + pair * 4 + e] for pair in range(2 // itemsize) for e in range(2)]
+                apply_to_columns(self._ops, sums, channel_values, residuals, self._values, self._packed, word)
             stmatrix_x4(address, [self._packed[e] for e in range(4)])
 
     def _copy_pairs(self, accumulators: Sequence[Expr], channel: Expr, buffer: Expr, thread: ThreadPosition) -> None:
@@ -158,7 +161,7 @@ class TmaEpilogue:
         warp_row = thread.warpgroup_thread // WARP_SIZE * 16
         pair_bytes = 2 * get_itemsize(self._tile.dtype)
         for columns in range(self._tile.n // 8):
-            channel_values = self.channels.load_pair(channel + columns * 8)
+            channel_values = self.channels.load(channel + columns * 8)
             for half in range(2):
                 row, column_bytes = warp_row + thread.lane // 4 + half * 8, (columns * 4 + thread.lane % 4) * pair_bytes
                 offset = self._tile.layout.swizzled_offset(row, column_bytes // CHUNK_BYTES)
@@ -168,5 +171,5 @@ class TmaEpilogue:
                     load_shared(self._residual, address, pair_bytes)
                     residuals = {name: [self._residual[e] for e in range(2)] for name in self._ops.residuals}
                 sums = accumulators[first : first + 2]
-                apply_to_pair(self._ops, sums, channel_values, residuals, self._pair, self._packed)
+                apply_to_columns(self._ops, sums, channel_values, residuals, self._values, self._packed)
                 store_shared(address, self._packed, pair_bytes)

@@ -341,12 +341,39 @@ class FilterMatrix:
 
     def load(self, destination: Expr, copy: TmaCopy, position: Position, k: Sequence[Expr]) -> None:
         """Copy channels of one tap of neighbouring filters; `k` is the first channel, ..., then the tap."""
-        channel, *rest = k
+        copy.issue(destination, (k[0], self._tap_index(k), *position))
+
+    def _tap_index(self, k: Sequence[Expr]) -> Expr:
+        rest, tap_idx = k[1:], 0
         assert len(rest) >= len(self.kernel), f"{len(rest)} coordinates behind the channel, of a filter {self.kernel}"
-        tap_idx: Expr = 0
         for size, tap in zip(self.kernel, rest[-len(self.kernel) :], strict=True):
             tap_idx = tap_idx * size + tap
-        copy.issue(destination, (channel, tap_idx, *position))
+        return tap_idx
+
+
+INTERLEAVED_FILTERS = 16  # filters in a block of `InterleavedFilters`
+
+
+@dataclass(frozen=True)
+class InterleavedFilters(FilterMatrix):
+    """A weight whose filters TMA reorders in blocks of 16: row 8j + 2q + e of a block is filter 4q + 2j + e.
+
+    Thread q of four has columns 8j + 2q + e of a product, for j and e of 0 and 1. These are then the outputs of four
+    neighbouring filters, which are one word if they have 8 bits. Filters and their tiles are multiples of a block. The
+    taps of a filter follow one another along its channels, of which boxes are a divisor if there are several taps.
+    """
+
+    def tensor_map(self, box_rows: int, box_channels: int, swizzle_bytes: int) -> maps.TensorMap:
+        """Return the tensor map for boxes of channels of one tap × e × q × j × blocks of filters."""
+        size, block = self.channels * math.prod(self.kernel), INTERLEAVED_FILTERS
+        extents, strides = (size, 2, 4, 2, self.filters // block), (size, 4 * size, 2 * size, block * size)
+        box, itemsize = (box_channels, 2, 4, 2, box_rows // block), get_itemsize(self.dtype)
+        return maps.make_tiled_map(self.dtype, itemsize, extents, strides, box, swizzle_bytes)
+
+    def load(self, destination: Expr, copy: TmaCopy, position: Position, k: Sequence[Expr]) -> None:
+        """Copy channels of one tap of blocks of filters."""
+        element = self._tap_index(k) * self.channels + k[0]
+        copy.issue(destination, (element, 0, 0, 0, position[0] // INTERLEAVED_FILTERS))
 
 
 @dataclass(frozen=True)

@@ -200,8 +200,9 @@ def make_epilogue(
     w, config, shape, ops, thread = plan.w, plan.config, plan.shape, plan.ops, state.cta.thread
     address = state.smem + to_uint32(int(config.mainloop_smem_bytes() + config.epilogue_smem_bytes(w)))
     is_exact = shape.n % config.block_n == 0 and config.cluster_n == 1
+    width = 4 if plan.epilogue_tile.interleaved else 2
     channels = ChannelArguments(
-        ops.channel_args, arguments, config.block_n, shape.n, is_exact, address, thread.warpgroup
+        ops.channel_args, arguments, config.block_n, shape.n, is_exact, address, thread.warpgroup, width
     )
     layers = plan.epilogue_tile, ops, channels, state.epilogue_pipeline
     if plan.channels_first_output:

@@ -30,7 +30,7 @@ from ..gemm.smem_layout import MAX_SWIZZLE_BYTES, SWIZZLE_ALIGNMENT_BYTES, SmemL
 from ..gemm.tap_columns import TapColumnReduction
 from ..gemm.tile_reduction import TileReduction
 from ..gemm.tile_scheduler import SINGLE_CTA, Cluster, KRange, ResidueKRange, TileScheduler
-from ..gemm.tma_loaders import ChannelsFirstPixels
+from ..gemm.tma_loaders import INTERLEAVED_FILTERS, ChannelsFirstPixels, FilterMatrix, InterleavedFilters
 from ..gemm.warp_roles import WarpRoles
 from ..gemm.wgmma_mainloop import MnMajorTile, OperandTile, WgmmaMainloop
 from ..implicit_gemm_shape import ACCUMULATOR_BYTES, VECTOR_BYTES, ImplicitGemmShape
@@ -83,8 +83,12 @@ class KernelPlan:
         problem = make_problem(w, rows_per_copy, shares_taps, access.input_box_pixels)
         if isinstance(loader := problem.a.loader, ChannelsFirstPixels) and access.input_pixels:
             problem = replace(problem, a=replace(problem.a, loader=replace(loader, pixels=access.input_pixels)))
+        if is_interleaved := can_interleave_filters(w, config, problem, access):
+            filters = InterleavedFilters(**vars(problem.b.loader))
+            problem = replace(problem, b=replace(problem.b, loader=filters))
         mainloop, ops = make_mainloop(problem, config, w.dilation[-1]), EpilogueOps.from_workload(w)
         epilogue_tile = make_epilogue_tile(mainloop.atom, w, config, problem.shape.frames)
+        epilogue_tile = replace(epilogue_tile, interleaved=is_interleaved)
         if line != w.output_size[-1]:
             epilogue_tile = replace(epilogue_tile, line=(line, w.output_size[-1]))
         return cls(w, config, problem, mainloop, ops, epilogue_tile, access.output)
@@ -200,6 +204,18 @@ class KernelPlan:
             first_barrier=2 * config.stages,
         )
         return pipeline, epilogue_pipeline
+
+
+def can_interleave_filters(
+    w: Conv, config: HopperTileConfig, problem: ConvProblem, access: ChannelsFirstAccess
+) -> bool:
+    """Return whether TMA can reorder the filters so that a thread has words of 8-bit results, which TMA stores."""
+    filters, columns = problem.b.loader, math.gcd(problem.shape.n, config.block_n // config.cluster_m)
+    if type(filters) is not FilterMatrix or get_itemsize(w.argument_dtypes[-1]) > 1 or columns % INTERLEAVED_FILTERS:
+        return False
+    if access.output or problem.residues or problem.windows or config.splits_last_wave or config.uses_smem_reduction(w):
+        return False
+    return math.prod(filters.kernel) == 1 or filters.channels % config.block_k(problem.shape.itemsize) == 0
 
 
 def make_mainloop(problem: ConvProblem, config: HopperTileConfig, dilation: int) -> WgmmaMainloop:

@@ -28,7 +28,7 @@ from ....tir_builder import (
     to_uint32,
     unrolled_loop,
 )
-from ..gemm.epilogue_ops import EpilogueOps, apply_to_pair
+from ..gemm.epilogue_ops import EpilogueOps, apply_to_columns
 from ..gemm.tile_scheduler import WorkTile
 from .cta import StemCta, join_halves
 from .row_layout import MMA_CHANNELS, MMA_PIXELS, QUAD_WORDS, VECTOR_BYTES, WORD_BYTES
@@ -83,7 +83,7 @@ class StemEpilogue:
                     first = self._cta.accumulator(output_row, mma_n) + half * 2
                     residuals = {name: self._residual_pair(name, mma_n, half) for name in self._residuals}
                     sums = [accumulators[first + e] for e in range(2)]
-                    apply_to_pair(self._ops, sums, values, residuals, self._pair, self._words)
+                    apply_to_columns(self._ops, sums, values, residuals, self._pair, self._words)
                     self._store_pair(mma_n, half)
             emit_call(T.cuda.warp_sync())
             self._copy_row(tile_idx, output_row, "Y", stores_to_global=True)
@@ -92,7 +92,7 @@ class StemEpilogue:
     def _load_channel_value(self, name: str, mma_n: Expr) -> list[Expr]:
         """Load a per-channel argument of the lane's two channels of an mma."""
         pair = [self._channel_values[name][e] for e in range(2)]
-        self._cta.channel_args.load_pair(name, mma_n * MMA_CHANNELS + self._cta.thread.lane % QUAD_WORDS * 2, pair)
+        self._cta.channel_args.load(name, mma_n * MMA_CHANNELS + self._cta.thread.lane % QUAD_WORDS * 2, pair)
         return pair
 
     def _residual_pair(self, name: str, mma_n: Expr, half: Expr) -> list[Expr]:
