@@ -43,8 +43,10 @@ def _run(argv: Sequence[str]) -> int:
     lines = dict.fromkeys(record.rounded().line() for record in kept)
     args.out.parent.mkdir(parents=True, exist_ok=True)
     content = "".join(f"{line}\n" for line in lines).encode()
-    xz = args.out.suffix == ".xz"
-    packed = lzma.compress(content, preset=9 | lzma.PRESET_EXTREME) if xz else gzip.compress(content, 9, mtime=0)
+    if args.out.suffix == ".xz":
+        packed = lzma.compress(content, preset=9 | lzma.PRESET_EXTREME)
+    else:
+        packed = gzip.compress(content, 9, mtime=0)
     args.out.write_bytes(packed)
     print(f"{len(lines):,} records in {args.out}, {args.out.stat().st_size / 1e6:.2f} MB")
     return 0

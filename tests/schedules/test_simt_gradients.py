@@ -34,7 +34,8 @@ def test_search_takes_float32_gradients_of_many_channels_only():
     def names(text):
         return [schedule.name for schedule in tc.registry.schedules_to_tune(tc.parse(text), "cuda", "sm_90")]
 
-    assert names("conv2d_wgrad:32x64x56x56,64x64x3x3,s1,p1") == ["simt"]
+    assert names("conv2d_wgrad:32x64x56x56,64x64x3x3,s2,p1") == ["simt"]
+    assert names("conv2d_wgrad:32x64x56x56,64x64x3x3,s1,p1") == ["simt", "winograd"]
     assert names("conv2d_transpose:8x512x28x28,512x256x2x2,s2,p0") == ["simt"]
     assert "simt" in names("conv2d_dgrad:32x64x56x56,64x64x3x3,s1,p1")
     assert "simt" not in names("conv2d_dgrad:32x3x224x224,64x3x7x7,s2,p3")
