@@ -133,7 +133,7 @@ def copy_filters(config: PointwiseConfig, filters: Buffer, smem: Expr, thread: E
         mma_m, step = item // (2 * WARP_SIZE) % config.mmas_m, item // items_per_step
         k = (step // 2 * CHUNKS + lane % CHUNKS) * (VECTOR_BYTES // config.itemsize) + (step % 2 * 2 + half) * words
         offset = item // (2 * WARP_SIZE) * FRAGMENT_BYTES + lane * VECTOR_BYTES + half * 8
-        return k, config.channel(mma_m, 0, lane // CHUNKS), offset
+        return k, config.channel(2 * mma_m, lane // CHUNKS), offset
 
     with serial_loop(num_batches, "batch") as batch:
         first = batch * (batch_size * num_threads) + thread
@@ -212,11 +212,11 @@ class RegisterTile:
 
     def store_sums(self, tile: Expr) -> None:
         """Apply the epilogue, and store vectors of channels of dX."""
-        config, shape, lane, vector = self.config, self.config.shape, self.thread.lane, self.config.vector
+        config, shape, lane = self.config, self.config.shape, self.thread.lane
         values, packed = allocate("values", 8, "float32"), allocate("packed", 8, "uint32")
         ops = EpilogueOps.from_workload(config.convolution).bind_tensor_args(self.arguments, uses_registers=True)
-        for first in range(0, 2 * config.mmas_m, vector):
-            channel = config.channel(first // 2, 0, lane // 4)
+        for first, vector in config.vectors:
+            channel = config.channel(first, lane // 4)
             with unrolled_loop(config.pixel_octets, "p") as octet, unrolled_loop(2, "e") as e:
                 pixel = self._pixel(tile, octet) + e * 4 + lane % 4
                 with if_(logical_and(pixel < shape.m, is_below(channel, shape.n, config.mmas_m * MMA_M))):
