@@ -13,6 +13,7 @@ Source: PTX ISA, "mma.sync".
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from tvm.s_tir import Schedule
@@ -104,8 +105,7 @@ def emit_kernel(config: PointwiseConfig, arguments: dict[str, Buffer]) -> None:
         allow_dependent_launch()
         tile = Register("tile", value=cta.index * warps + cta.thread.warp)
         pixels = RegisterTile.allocate(config, arguments, cta.thread)
-        pixels.load(tile.value)
-        copy_filters(config, arguments["K"], smem, cta.thread.thread)
+        copy_filters(config, arguments["K"], smem, cta.thread.thread, lambda: pixels.load(tile.value))
         emit_call(T.cuda.cta_sync())
         with serial_loop(int(config.rounds), "round"), if_(tile.value < num_tiles):
             pixels.multiply(smem)
@@ -115,8 +115,12 @@ def emit_kernel(config: PointwiseConfig, arguments: dict[str, Buffer]) -> None:
             tile.set(tile.value + num_ctas * warps)
 
 
-def copy_filters(config: PointwiseConfig, filters: Buffer, smem: Expr, thread: Expr) -> None:
+def copy_filters(
+    config: PointwiseConfig, filters: Buffer, smem: Expr, thread: Expr, load_pixels: Callable[[], None]
+) -> None:
     """Copy the weight (channels of dY, channels of dX) to shared memory, as operand A of each step and mma.
+
+    The first loads of pixels follow those of the weight, which products wait for first.
 
     An item is half a fragment of a lane: two channels of dX of the same channels of dY, one of 32 bits or two of 16.
     """
@@ -135,6 +139,8 @@ def copy_filters(config: PointwiseConfig, filters: Buffer, smem: Expr, thread: E
         offset = item // (2 * WARP_SIZE) * FRAGMENT_BYTES + lane * VECTOR_BYTES + half * 8
         return k, config.channel(2 * mma_m, lane // CHUNKS), offset
 
+    if num_batches > 1:
+        load_pixels()
     with serial_loop(num_batches, "batch") as batch:
         first = batch * (batch_size * num_threads) + thread
         with unrolled_loop(batch_size, "i") as i:
@@ -147,6 +153,8 @@ def copy_filters(config: PointwiseConfig, filters: Buffer, smem: Expr, thread: E
                     pointer = filters.access_ptr("r", offset=(k + e) * shape.n + channel)
                     destinations = [loaded[2 * i + e]] if words == 2 else [loaded[2 * i], loaded[2 * i + 1]]
                     emit_ptx("ld.global.b32" if words == 2 else "ld.global.v2.b32", *destinations, pointer)
+        if num_batches == 1:
+            load_pixels()
         with unrolled_loop(batch_size, "i") as i:
             item = first + i * num_threads
             lower, upper = loaded[2 * i], loaded[2 * i + 1]
