@@ -5,6 +5,7 @@ import shutil
 
 import pytest
 import torch
+from convnext import make_network
 from host_cuda import compile_kernels
 from torch import nn
 from torch.nn import functional
@@ -195,53 +196,6 @@ def test_rows_of_many_channels_have_kernels():
     ]
     assert row_kernels.can_normalize(6144, F16)
     assert not row_kernels.can_normalize(1025, F16)
-
-
-class Permute(nn.Module):
-    def __init__(self, *dims):
-        super().__init__()
-        self.dims = dims
-
-    def forward(self, x):
-        return torch.permute(x, self.dims)
-
-
-class ImageNorm(nn.LayerNorm):
-    def forward(self, x):
-        x = functional.layer_norm(x.permute(0, 2, 3, 1), self.normalized_shape, self.weight, self.bias, self.eps)
-        return x.permute(0, 3, 1, 2)
-
-
-class Block(nn.Module):
-    """A block of ConvNeXt, of linear layers or of convolutions, with stochastic depth."""
-
-    def __init__(self, channels, probability, is_linear=True):
-        super().__init__()
-        self.probability = probability
-        first = nn.Conv2d(channels, channels, 3, padding=1, groups=channels)
-        self.scale = nn.Parameter(torch.rand(channels, 1, 1) + 0.5)
-        if is_linear:
-            layers = [Permute(0, 2, 3, 1), nn.LayerNorm(channels), nn.Linear(channels, 8), nn.GELU()]
-            layers += [nn.Linear(8, channels), Permute(0, 3, 1, 2)]
-        else:
-            layers = [ImageNorm(channels), nn.Conv2d(channels, 8, 1), nn.GELU("tanh"), nn.Conv2d(8, channels, 1)]
-        self.layers = nn.Sequential(first, *layers)
-
-    def forward(self, x):
-        y = self.scale * self.layers(x)
-        noise = torch.empty((x.shape[0], 1, 1, 1), dtype=y.dtype, device=y.device)
-        noise = noise.bernoulli_(1 - self.probability)
-        noise.div_(1 - self.probability)
-        y = y * noise
-        y += x
-        return y
-
-
-def make_network(probability=0.25):
-    torch.manual_seed(0)
-    blocks = [Block(4, probability), Block(4, probability, False), ImageNorm(4), nn.Conv2d(4, 6, 2, 2)]
-    layers = [*blocks, Block(6, probability), nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(6, 5)]
-    return nn.Sequential(nn.Conv2d(3, 4, 2, 2), ImageNorm(4), *layers)
 
 
 def capture(model, x):
