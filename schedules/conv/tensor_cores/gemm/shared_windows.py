@@ -13,6 +13,7 @@ from __future__ import annotations
 import functools
 import itertools
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from tvmconv import tensor_map as maps
@@ -21,6 +22,7 @@ from tvmconv.workloads import Conv
 from tvmconv.workloads.dtypes import get_itemsize
 
 from ....tir_builder import Buffer, Expr, Register, to_uint32
+from .accumulators import Accumulators
 from .atoms import ThreadPosition, WgmmaAtom, wgmma_commit_group, wgmma_fence, wgmma_wait_group
 from .epilogue_tile import EpilogueTile
 from .pipelines import PipelineState, TmaPipeline
@@ -169,6 +171,7 @@ class WindowMainloop:
     m_atoms: int  # patches of a warpgroup
     window: SmemLayout  # a plane of a window with a block of channels, in one box
     filters: OperandTile  # the filters of a tap with a block of channels, in one box
+    promoted_taps: int = 0  # blocks of channels of a tap after which sums are promoted; 0: never
 
     @property
     def block_k(self) -> int:
@@ -215,7 +218,7 @@ class WindowMainloop:
 
     def consume(
         self,
-        accumulators: Buffer,
+        accumulators: Accumulators,
         filters: Expr,
         pipeline: TmaPipeline,
         state: PipelineState,
@@ -237,24 +240,42 @@ class WindowMainloop:
         first = Register("window", "uint32", pipeline.stage_address(state.index) + to_uint32(row))
         descriptors[0].set_address(first.value)
         descriptors[1].set_address(filters)
-        taps, num_taps = self.tiles.taps, len(self.tiles.taps)
+        boxes = [*itertools.product(range(self.num_blocks), range(len(self.tiles.taps)))]
+        count = self.promoted_taps or len(boxes)
+        if accumulators.promoted is not None:
+            accumulators.clear_promoted()
+        for first in range(0, len(boxes), count):
+            self._multiply(accumulators.registers, descriptors, boxes[first : first + count])
+            wgmma_wait_group(0)
+            if first + count >= len(boxes):
+                pipeline.consumer_release(state.index, thread)
+            if accumulators.promoted is not None:
+                accumulators.promote()
+        state.advance()
+
+    def _multiply(
+        self,
+        registers: Buffer,
+        descriptors: tuple[MatrixDescriptor, MatrixDescriptor],
+        boxes: Sequence[tuple[int, int]],
+    ) -> None:
+        """Issue the wgmmas of some blocks of channels of taps as one group, of which the first overwrite the sums."""
+        taps, num_sums = self.tiles.taps, self.atom.num_accumulators
         wgmma_fence()
-        for block, (tap_idx, tap) in itertools.product(range(self.num_blocks), enumerate(taps)):
+        for number, (block, tap_idx) in enumerate(boxes):
+            tap = taps[tap_idx]
             box = (tap.plane * self.num_blocks + block) * self.window.nbytes
             a_offset = box + (tap.line * self.tiles.pitch + tap.column) * self.window.row_bytes
-            b_offset = (block * num_taps + tap_idx) * self.filters.layout.nbytes
+            b_offset = (block * len(taps) + tap_idx) * self.filters.layout.nbytes
             for k, m_atom in itertools.product(range(0, self.block_k, self.atom.k), range(self.m_atoms)):
-                first_sum, k_bytes = m_atom * self.atom.num_accumulators, k * self.atom.itemsize
+                k_bytes = k * self.atom.itemsize
                 self.atom.emit(
-                    [accumulators[first_sum + e] for e in range(self.atom.num_accumulators)],
+                    [registers[m_atom * num_sums + e] for e in range(num_sums)],
                     descriptors[0].encode_operand(a_offset + self._patch_offset(m_atom) + k_bytes),
                     descriptors[1].encode_operand(b_offset + k_bytes),
-                    block + tap_idx + k > 0,
+                    number + k > 0,
                 )
         wgmma_commit_group()
-        wgmma_wait_group(0)
-        pipeline.consumer_release(state.index, thread)
-        state.advance()
 
     def _first_row(self, warpgroup: Expr) -> Expr:
         """Return the offset of a warpgroup's first patch in the window."""
