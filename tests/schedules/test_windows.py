@@ -42,6 +42,12 @@ LAYER = "conv2d:32x32x160x160,32x32x3x3,s1,p1,f16,nhwc"
         ),
         ("conv3d:1x64x3x8x10,16x64x3x2x3,s2x1x1,p1x0x1,d1x2x1,bf16,nhwc,add", None),
         ("conv3d:1x16x4x10x9,16x16x2x1x1,s1,p0,f16,nhwc,silu", None),
+        ("conv2d:1x64x9x18,24x64x3x3,s1,p1,out-f16,i8,nhwc,scale", None),  # columns of a wgmma in 16
+        ("conv2d:1x32x9x18,40x32x3x3,s1,p1,i8,nhwc", None),  # sums are stored
+        ("conv2d:1x64x12x12,48x64x3x3,s1,p1,e4m3,nhwc,scale,bias,silu,add,quantize", None),  # words of four results
+        ("conv2d:1x128x9x10,64x128x3x3,s1,p1,i8,nhwc,scale,relu,add,quantize", None),
+        ("conv2d:2x64x12x14,48x64x3x3,s2,p1,out-f16,e4m3,nhwc,scale", None),
+        ("conv3d:1x32x4x9x10,32x32x3x3x3,s1,p1,out-f16,e4m3,nhwc,scale", None),
     ],
 )
 def test_all_taps_read_a_window(text, config):
@@ -60,6 +66,13 @@ def test_all_taps_read_a_window(text, config):
 def test_other_convolutions_are_refused(options):
     with pytest.raises(ScheduleError, match="images of one group"):
         tc.build(f"conv2d:1x128x16x16{options}", "window_hopper", arch="sm_90")
+
+
+def test_sums_of_8_bit_floats_are_promoted_every_128_products():
+    text = "conv2d:32x64x56x56,64x64x3x3,s1,p1,out-f16,e4m3,nhwc,scale"
+    kernel = tc.build(text, "window_hopper", arch="sm_90")
+    assert kernel.config["promotion_interval"] == 128
+    assert kernel.source.count("wgmma.wait_group.sync.aligned 0") == 5  # of nine taps of 64 channels
 
 
 def test_strides_divide_images():

@@ -2,9 +2,9 @@
 
 A work tile is a rectangle of output pixels, and its *window* has all pixels of X that they read. TMA copies each window
 once, with zeros outside of the image. In a volume, a tile is a rectangle of one slice, and has a window for each tap
-along the depth, which are loaded and multiplied one after another. The rows of a wgmma are the 8 × 8 pixels of a *patch*: eight neighbouring pixels
-are neighbouring rows in shared memory, and the lines of the window are at the stride of the matrix descriptor. A tap is
-an offset of its address.
+along the depth, which are loaded and multiplied one after another. The rows of a wgmma are the 8 × 8 pixels of a
+*patch*: eight neighbouring pixels are neighbouring rows in shared memory, and the lines of the window are at the stride
+of the matrix descriptor. A tap is an offset of its address.
 
 With a stride, a window has a plane for each remainder of the coordinates by the stride, as in `halo_image`.
 """
@@ -15,6 +15,7 @@ import functools
 import itertools
 import math
 import operator
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from tvmconv import tensor_map as maps
@@ -23,6 +24,7 @@ from tvmconv.workloads import Conv
 from tvmconv.workloads.dtypes import get_itemsize
 
 from ....tir_builder import Buffer, Expr, Register, to_uint32
+from .accumulators import Accumulators
 from .atoms import ThreadPosition, WgmmaAtom, wgmma_commit_group, wgmma_fence, wgmma_wait_group
 from .epilogue_tile import EpilogueTile
 from .pipelines import PipelineState, TmaPipeline
@@ -207,6 +209,7 @@ class WindowMainloop:
     m_atoms: int  # patches of a warpgroup
     window: SmemLayout  # a plane of a window with a block of channels, in one box
     filters: OperandTile  # the filters of a tap with a block of channels, in one box
+    promoted_taps: int = 0  # blocks of channels of a tap after which sums are promoted; 0: never
 
     @property
     def block_k(self) -> int:
@@ -259,7 +262,7 @@ class WindowMainloop:
 
     def consume(
         self,
-        accumulators: Buffer,
+        accumulators: Accumulators,
         filters: Expr,
         pipeline: TmaPipeline,
         state: PipelineState,
@@ -278,36 +281,61 @@ class WindowMainloop:
         descriptors = MatrixDescriptor("a", self.window, line_bytes), MatrixDescriptor("b", self.filters.layout)
         descriptors[1].set_address(filters)
         row = self._first_row(thread.warpgroup)
+        if accumulators.promoted is not None:
+            accumulators.clear_promoted()
+        boxes = [*itertools.product(range(self.num_blocks), range(len(self.tiles.taps)))]
+        count = self.promoted_taps or len(boxes)
         for depth_index in range(len(self.tiles.depth_taps)):
             pipeline.consumer_wait(state.index, state.phase)
             name = f"window{depth_index}" if depth_index else "window"
-            first = Register(name, "uint32", pipeline.stage_address(state.index) + to_uint32(row))
-            descriptors[0].set_address(first.value)
-            wgmma_fence()
-            self._multiply(accumulators, descriptors, depth_index)
-            wgmma_commit_group()
-            wgmma_wait_group(0)
-            pipeline.consumer_release(state.index, thread)
+            first_pixel = Register(name, "uint32", pipeline.stage_address(state.index) + to_uint32(row))
+            descriptors[0].set_address(first_pixel.value)
+            for first in range(0, len(boxes), count):
+                overwrites = accumulators.promoted is not None or depth_index == 0
+                some_boxes = boxes[first : first + count]
+                self._multiply(accumulators.registers, descriptors, depth_index, some_boxes, overwrites=overwrites)
+                wgmma_wait_group(0)
+                if first + count >= len(boxes):
+                    pipeline.consumer_release(state.index, thread)
+                if accumulators.promoted is not None:
+                    accumulators.promote()
             state.advance()
 
     def _multiply(
-        self, accumulators: Buffer, descriptors: tuple[MatrixDescriptor, MatrixDescriptor], depth_index: int
+        self,
+        registers: Buffer,
+        descriptors: tuple[MatrixDescriptor, MatrixDescriptor],
+        depth_index: int,
+        boxes: Sequence[tuple[int, int]],
+        *,
+        overwrites: bool,
     ) -> None:
-        """Multiply a window by the filters of its taps."""
-        first_tap_idx = depth_index * len(self.tiles.taps)
-        taps = enumerate(self.tiles.taps, first_tap_idx)
-        for block, (tap_idx, tap) in itertools.product(range(self.num_blocks), taps):
+        """Issue the wgmmas of some blocks of channels of a window's taps as one group.
+
+        Args:
+            registers: Sums of this thread.
+            descriptors: Descriptors of the window and of the filters.
+            depth_index: Index of the tap along the depth.
+            boxes: Blocks of channels, and indices of the taps along lines and columns.
+            overwrites: Whether the first products overwrite the sums.
+        """
+        taps, num_sums = self.tiles.taps, self.atom.num_accumulators
+        wgmma_fence()
+        for number, (block, tap_idx) in enumerate(boxes):
+            tap = taps[tap_idx]
             box = (tap.plane * self.num_blocks + block) * self.window.nbytes
             a_offset = box + (tap.line * self.tiles.pitch + tap.column) * self.window.row_bytes
-            b_offset = (block * self.num_taps + tap_idx) * self.filters.layout.nbytes
+            filter_box = block * self.num_taps + depth_index * len(taps) + tap_idx
+            b_offset = filter_box * self.filters.layout.nbytes
             for k, m_atom in itertools.product(range(0, self.block_k, self.atom.k), range(self.m_atoms)):
-                first_sum, k_bytes = m_atom * self.atom.num_accumulators, k * self.atom.itemsize
+                k_bytes = k * self.atom.itemsize
                 self.atom.emit(
-                    [accumulators[first_sum + e] for e in range(self.atom.num_accumulators)],
+                    [registers[m_atom * num_sums + e] for e in range(num_sums)],
                     descriptors[0].encode_operand(a_offset + self._patch_offset(m_atom) + k_bytes),
                     descriptors[1].encode_operand(b_offset + k_bytes),
-                    block + tap_idx + k > 0,
+                    not overwrites or number + k > 0,
                 )
+        wgmma_commit_group()
 
     def _first_row(self, warpgroup: Expr) -> Expr:
         """Return the offset of a warpgroup's first patch in the window."""
