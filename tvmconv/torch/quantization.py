@@ -28,6 +28,10 @@ from tvmconv.workloads.layout import CHANNELS_LAST
 QUANTIZED_MODULES = (Dequantize, Quantize, QuantizedConv)
 MIN_CHANNELS = 16  # per group; with fewer, products are few, and tensor cores mostly idle
 
+# Weights of a convolution of single pixels, such as those of a squeeze-and-excitation block. With fewer, all tensors
+# are so small that 8 bits save less time than a launch takes.
+MIN_WEIGHTS = 1 << 19
+
 
 @dataclass(frozen=True)
 class QuantizedSite:
@@ -217,11 +221,15 @@ class ModelQuantizer(GraphQuantizer):
 def _find_obstacle(site: ConvSite, dtype: Dtype) -> str:
     """Return the reason why a convolution cannot be quantized; "" if it can."""
     conv: Any = site.module.conv
+    workload: Any = parse(site.workload_text)
     if site.is_transposed:
         return "no kernel computes a transposed convolution of 8-bit operands"
     channels = conv.weight.shape[1]
     if channels == 1 < conv.groups and dtype is INT8:  # depthwise: bound by the bytes of the images
         return ""
+    has_one_pixel = tuple(workload.output_size) == (1,) * len(conv.kernel_size)
+    if has_one_pixel and conv.weight.numel() < MIN_WEIGHTS:
+        return f"it computes one pixel per image with {conv.weight.numel():,} weights, and takes little time"
     if channels < MIN_CHANNELS:
         return f"it has {channels} input channels per group, fewer than {MIN_CHANNELS}"
     return ""
