@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from tvmconv import registry
+from tvmconv.cost_model.equivalent import SCHEDULES_IN_BYTES, make_16_bit_equivalent
 from tvmconv.cost_model.recommend import make_prior, recommend_configs
 from tvmconv.cost_model.similarity import workload_distance
 from tvmconv.devices import Device
@@ -167,10 +168,23 @@ def find_nearest_workload_configs(
     logs: Iterable[Path], workload: Workload, schedules: Sequence[str], device_kind: str, max_workloads: int
 ) -> list[tuple[str, Config]]:
     """Return the fastest config of each of the nearest workloads in logs, with its schedule, the nearest first. Records
-    of other kinds of devices do not count. `max_workloads` is for each schedule.
+    of other kinds of devices do not count. `max_workloads` is for each schedule. Workloads of 16 bits are near to one
+    of 8 bits if they are to its equivalent, for schedules whose knobs state bytes.
     """
     if not isinstance(workload, ConvOperator):
         return []
+    if equivalent := make_16_bit_equivalent(workload):
+        names = [name for name in schedules if name in SCHEDULES_IN_BYTES]
+        configs = find_nearest_workload_configs(logs := [*logs], equivalent, names, device_kind, max_workloads)
+        own_configs = _find_nearest_configs(logs, workload, schedules, device_kind, max_workloads)
+        return [*own_configs, *configs]
+    return _find_nearest_configs(logs, workload, schedules, device_kind, max_workloads)
+
+
+def _find_nearest_configs(
+    logs: Iterable[Path], workload: Workload, schedules: Sequence[str], device_kind: str, max_workloads: int
+) -> list[tuple[str, Config]]:
+    """Return the fastest config of each of the nearest workloads with the same number of bits."""
     indexes: dict[tuple[str, Workload], list[tuple[RecordKey, LogIndex]]] = {}
     for log in logs:
         for key, log_index in index_unchanged_log(log).items():
