@@ -1,8 +1,10 @@
 """TVM's own code for what a kernel replaces: the functions that are timed, and the process that times them."""
 
+import os
 import subprocess
 import sys
 import time
+from ctypes.util import find_library
 from subprocess import PIPE
 
 import numpy as np
@@ -31,67 +33,110 @@ def test_extracted_functions_compute_convolutions_with_their_epilogues(residual)
     model, mod = residual
     sites, _ = find_sites(mod["main"])
     functions = comparison.extract_functions(mod, {"main": sites})
-    assert [functions[f"conv{i}"].attrs["workload"] for i in (1, 2, 3)] == [site.workload.text for site in sites]
+    names = {str(function.attrs["workload"]): str(name.name_hint) for name, function in functions.functions_items()}
+    assert names.keys() == {site.workload.text for site in sites}
     machine = relax.VirtualMachine(tvm.compile(functions, "llvm"), tvm.cpu())
     y = x = tvm.runtime.tensor(X.numpy())
-    for index, site in enumerate(sites, 1):
-        y = machine[f"conv{index}"](y, site.weight.value, *([] if site.residual is None else [x]))
+    for site in sites:
+        y = machine[names[site.workload.text]](y, site.weight.value, *([] if site.residual is None else [x]))
     with torch.no_grad():
         np.testing.assert_allclose(y.numpy(), model(X).numpy(), atol=1e-4)
 
 
+def test_functions_with_the_most_operations_come_first(residual):
+    sites, _ = find_sites(residual[1]["main"])
+    functions = comparison.extract_functions(residual[1], {"main": sites, "other": sites[1:2] * 1000})
+    texts = [function.attrs["workload"] for _, function in comparison.rank_functions(functions)]
+    first, depthwise, up = (site.workload for site in sites)
+    assert first.flops > up.flops
+    assert texts == [depthwise.text, first.text, up.text]
+
+
+@pytest.fixture
+def functions(residual):
+    return comparison.extract_functions(residual[1], {"main": find_sites(residual[1]["main"])[0]})
+
+
 @pytest.mark.slow  # it starts a process
-def test_process_that_cannot_time_costs_nothing_else(residual):
-    functions = comparison.extract_functions(residual[1], {"main": find_sites(residual[1]["main"])[0][:1]})
-    with comparison.start_timer(functions, tvm.target.Target("llvm"), 0) as timer:  # no CUDA device is there
-        times = timer.time_functions(Deadline.after(60))
+def test_process_times_functions_of_tvm(functions):
+    with comparison.start_timer(0) as timer:
+        timer.compile_functions(functions, tvm.target.Target("llvm"))
+        times = timer.time_functions(Deadline.after(100))
+    assert times.note == "TVM's own code was timed for 3 of 3 distinct convolutions."
+    assert times.seconds.keys() == {function.attrs["workload"] for function in functions.functions.values()}
+    assert all(1e-8 < seconds < 1 for seconds in times.seconds.values())
+
+
+@pytest.mark.slow  # it starts a process
+@pytest.mark.skipif(find_library("cuda") is not None, reason="there may be a CUDA device")
+def test_process_that_cannot_time_costs_nothing_else(functions):
+    with comparison.start_timer(0) as timer:
+        timer.compile_functions(functions, tvm.target.Target({"kind": "cuda", "arch": "sm_90"}))
+        times = timer.time_functions(Deadline.after(100))
     assert times.seconds == {}
-    assert times.note.startswith("TVM's own code was timed for 0 of 1 distinct convolutions: ")
+    assert times.note.startswith("TVM's own code was timed for 0 of 3 distinct convolutions: ")
 
 
 @pytest.mark.parametrize(
     ("code", "note"),
     [
-        ("import time; time.sleep(60)", "1 of 2 {}: the time limit ended the comparison."),
-        ("import sys; sys.exit('no mma.h')", "1 of 2 {}: no mma.h."),
-        ("""import sys; print("no rule", file=sys.stderr); print('["conv1d", null]')""", "1 of 2 {}: no rule."),
-        ("""print('["conv1d", 2e-6]', flush=True)""", ""),
+        ("import time; time.sleep(60)", "1 of 3 {}: the time limit ended the comparison."),
+        ("import sys; sys.exit('no mma.h')", "1 of 3 {}: no mma.h."),
+        (
+            """import sys; print("no rule", file=sys.stderr); print('["conv1d", null]\\n["conv3d", 3e-6]')""",
+            "2 of 3 {}: no rule.",
+        ),
+        ("""print('["conv1d", 2e-6]\\n["conv3d", 3e-6]', flush=True)""", "3 of 3 {}."),
     ],
 )
-def test_comparison_ends_in_time_and_says_what_is_missing(tmp_path, code, note):
-    errors = tmp_path / "errors"
-    program = f"""print('["conv2d", 1e-6]', flush=True); input(); {code}"""
+def test_comparison_ends_in_time_and_says_what_is_missing(tmp_path, functions, code, note):
+    program = f"""input(); input(); print('["conv2d", 1e-6]', flush=True); {code}"""
     with (
-        errors.open("w") as stderr,
+        (tmp_path / comparison.ERRORS_FILE).open("w") as stderr,
         subprocess.Popen(
             [sys.executable, "-c", program], stdin=PIPE, stdout=PIPE, stderr=stderr, bufsize=1, text=True
         ) as process,
     ):
         started_at = time.monotonic()
-        times = comparison.TvmTimer(process, 2, errors).time_functions(Deadline.after(2))
+        timer = comparison.TvmTimer(process, tmp_path)
+        timer.compile_functions(functions, tvm.target.Target("llvm"))
+        times = timer.time_functions(Deadline.after(2))
         process.kill()
     assert time.monotonic() - started_at < 10
     assert times.seconds["conv2d"] == 1e-6
-    assert times.note == (note and f"TVM's own code was timed for {note.format('distinct convolutions')}")
+    assert times.note == f"TVM's own code was timed for {note.format('distinct convolutions')}"
 
 
-def test_function_that_tvm_cannot_compile_costs_itself_alone(residual, monkeypatch, capsys):
-    functions = comparison.extract_functions(residual[1], {"main": find_sites(residual[1]["main"])[0]})
+class Reporter:
+    """What a compiler reports, in place of the times of functions."""
+
+    device = tvm.cpu()
+
+    def __init__(self):
+        self.reports = []
+
+    def report_times(self, compiled):
+        names = [(str(variable.name_hint), executable is not None) for (variable, _), executable in compiled]
+        self.reports.append(names)
+        compiled.clear()
+
+
+def test_functions_are_reported_as_soon_as_they_are_compiled(functions, monkeypatch, capsys):
+    begins, stays_open = os.pipe()
     compile_module = tvm.compile
 
     def fail_for_one(mod, target):
-        if any(str(variable.name_hint) == "conv2" for variable, _ in mod.functions_items()):
+        (name,) = (str(variable.name_hint) for variable, _ in mod.functions_items())
+        if name == "conv2":
+            os.close(stays_open)  # the time has come
             raise ValueError("no rule")
         return compile_module(mod, target)
 
     monkeypatch.setattr(comparison.tvm, "compile", fail_for_one)
-    parts = list(comparison._compile_parts(functions, tvm.target.Target("llvm")))
-    compiled = {
-        str(variable.name_hint): executable is not None
-        for part, executable in parts
-        for variable, _ in part.functions_items()
-    }
-    assert compiled == {"conv1": True, "conv2": False, "conv3": True}
+    reporter = Reporter()
+    comparison._compile_and_time(comparison.rank_functions(functions), tvm.target.Target("llvm"), begins, reporter)
+    os.close(begins)
+    assert reporter.reports == [[("conv1", True), ("conv2", False)], [("conv3", True)], []]
     assert capsys.readouterr().err == "ValueError: no rule\n"
 
 

@@ -23,6 +23,7 @@ from pathlib import Path
 
 from tvmconv import devices, workloads
 from tvmconv.compiler.cuda_environment import make_cuda_environment
+from tvmconv.compiler.tensor_intrinsics import import_tensor_intrinsics
 from tvmconv.devices import Device
 from tvmconv.errors import DeviceError, Error
 from tvmconv.workloads import Workload
@@ -87,8 +88,9 @@ def main(argv: Sequence[str]) -> None:
     text, device_name, num_trials, seed, name = argv
     workload, target, folder = workloads.parse(text), devices.find_device(device_name).make_target(), Path(name)
 
-    import tvm.s_tir.tensor_intrin  # noqa: F401  needed by the search; imported before because it takes seconds
     from tvm.s_tir import meta_schedule
+
+    import_tensor_intrinsics()  # the search needs them
 
     with (folder / CLOCK_FILE).open("w", buffering=1) as clock:
         print(time.monotonic(), file=clock)

@@ -22,6 +22,7 @@ from tvmconv.baselines.metaschedule import (
     run_bounded,
 )
 from tvmconv.compiler.cuda_environment import make_cuda_environment
+from tvmconv.compiler.tensor_intrinsics import import_tensor_intrinsics
 from tvmconv.devices import Device
 from tvmconv.errors import Error
 
@@ -90,10 +91,10 @@ def main(argv: Sequence[str]) -> None:
     folder, target = Path(name), devices.find_device(device_name).make_target()
 
     import tvm
-    import tvm.s_tir.tensor_intrin
     from tvm.s_tir.meta_schedule.relax_integration import ExtractedTask, extracted_tasks_to_tune_contexts
     from tvm.s_tir.meta_schedule.tune import tune_tasks
 
+    import_tensor_intrinsics()  # the search needs them
     saved = tvm.ir.load_json(folder.joinpath(_TASKS_FILE).read_text(encoding="utf-8"))
     tasks = [ExtractedTask(str(name), mod, target, [mod], int(weight)) for name, mod, weight in saved]
     contexts, weights = extracted_tasks_to_tune_contexts(tasks, name, seed=0)

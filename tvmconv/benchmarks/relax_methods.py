@@ -29,6 +29,7 @@ from tvmconv.measure.workers.process import set_parent_death_signal
 TIMING_SECONDS = 0.3  # device time of a timing
 NUM_PROFILED_CALLS = 5
 CHANNELS_LAST = {"relax.nn.conv2d": ["NHWC", "OHWI"]}
+DTYPES = ("f32", "tf32", "f16", "bf16")
 FAILURES = (AssertionError, Error, RuntimeError, TypeError, ValueError)  # dlight's rules raise AssertionError
 METHODS_OF_PYTORCH = frozenset(["pytorch", "pytorch-compiled", "pytorch-autotuned", "tvmconv-torch"])
 METHODS_OF_TVM = frozenset(["tvm", "tvm-nhwc", "metaschedule"])  # which schedule convolutions by TVM's rules
@@ -39,7 +40,7 @@ class NetworkCase:
     """A network, its dtype and batch, and how it is timed."""
 
     network: str
-    dtype: str  # "f32" or "f16"
+    dtype: str  # of `DTYPES`
     batch: int
     methods: tuple[str, ...]
     seconds: float | None  # of a search by tvmconv
@@ -76,6 +77,21 @@ class MethodRow:
     error: float | None = None
     failure: str = ""
     details: dict[str, Any] = field(default_factory=dict)
+
+
+def _convert_between_float32(network: Any) -> Any:
+    """Return a network of PyTorch in bfloat16 with inputs and outputs in float32."""
+    import torch
+
+    class BetweenFloat32(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.network = network
+
+        def forward(self, x: Any) -> Any:
+            return self.network(x.bfloat16()).float()
+
+    return BetweenFloat32().eval()
 
 
 class Worker:
@@ -118,12 +134,14 @@ class Worker:
     def module(self) -> Any:
         """The network as a module of Relax in the case's dtype, with inputs and outputs in float32."""
         import torch
-        from tvm.relax.frontend.torch import from_exported_program
 
         import tvmconv.relax
 
+        network = self.network
+        if self.case.dtype == "bf16":
+            network = _convert_between_float32(copy.deepcopy(network).bfloat16())
         with torch.no_grad():
-            module = from_exported_program(torch.export.export(self.network, (self.example,)))
+            module = tvmconv.relax.from_exported_program(torch.export.export(network, (self.example,)))
         return tvmconv.relax.to_float16(module) if self.case.dtype == "f16" else module
 
     @functools.cached_property
@@ -143,7 +161,7 @@ class Worker:
         case = self.case
         with self.use_gpu() if case.seconds else contextlib.nullcontext():
             return tvmconv.relax.optimize_with_report(
-                self.module, case.device, log=self.find_log(), seconds=case.seconds
+                self.module, case.device, log=self.find_log(), seconds=case.seconds, tf32=case.dtype == "tf32"
             )
 
     def find_log(self) -> str | None:
@@ -154,7 +172,7 @@ class Worker:
         """Return the batch on the GPU in the case's dtype, channels last."""
         import torch
 
-        dtype = torch.float16 if self.case.dtype == "f16" else torch.float32
+        dtype = {"f16": torch.float16, "bf16": torch.bfloat16}.get(self.case.dtype, torch.float32)
         return self.example.to(self.case.device, dtype).contiguous(memory_format=torch.channels_last)
 
     def get_torch_network(self) -> Any:
@@ -162,7 +180,7 @@ class Worker:
         import torch
 
         torch.backends.cudnn.benchmark = True
-        torch.backends.cudnn.allow_tf32 = torch.backends.cuda.matmul.allow_tf32 = False
+        torch.backends.cudnn.allow_tf32 = torch.backends.cuda.matmul.allow_tf32 = self.case.dtype == "tf32"
         x = self.get_torch_example()
         return copy.deepcopy(self.network).to(self.case.device, x.dtype, memory_format=torch.channels_last)
 
@@ -388,7 +406,7 @@ def main(argv: list[str], parent_pid: int) -> None:
 
     case = NetworkCase(**json.loads(argv[0]))
     worker = Worker(case, write_event)
-    if case.dtype == "f16" and not METHODS_OF_TVM.isdisjoint(case.methods):
+    if case.dtype in {"f16", "bf16"} and not METHODS_OF_TVM.isdisjoint(case.methods):
         write_event({"event": "waiting"})  # a process imports them once, and no method's time has that
         import_tensor_intrinsics()
     for method in case.methods:

@@ -31,14 +31,13 @@ from pathlib import Path
 from typing import Any
 
 from tvmconv.benchmarks.common import add_device, add_output, find_device, write_report
-from tvmconv.benchmarks.relax_methods import METHODS, MethodRow, NetworkCase
+from tvmconv.benchmarks.relax_methods import DTYPES, METHODS, MethodRow, NetworkCase
 from tvmconv.cli import options, output
 from tvmconv.cli.errors import UsageError, print_note
 from tvmconv.compiler.cuda_environment import make_cuda_environment
 from tvmconv.experiments.provenance import describe_provenance
 from tvmconv.reports.tables import EMPTY_CELL, Table, format_micros, format_significant
 
-DTYPES = ("f32", "f16")
 HEADERS = ("by", "queued [µs]", "× TVM", "call [µs]", "made in [s]", "rel. error", "note")
 NUM_KERNELS_SHOWN = 20
 SLOW_METHODS = ("metaschedule", "pytorch-autotuned")

@@ -1,18 +1,24 @@
 """The comparison of kernels with TVM's own code: how long TVM's default pipeline takes for what a kernel replaces.
 
-A separate process compiles TVM's code while a search runs, and times it afterwards. A fault of that code, or a
+Separate processes compile TVM's code while a search runs, and time it afterwards. A fault of that code, or a
 compilation that takes too long, then costs the comparison alone.
+
+The first process starts before the convolutions are known, because its imports take seconds. It forks the others, which
+compile one convolution at a time, those with the most operations first, so that any time limit leaves the times of
+those that matter most.
 """
 
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import json
 import os
 import select
 import subprocess
 import sys
 import tempfile
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -29,13 +35,16 @@ from tvmconv.compiler.cuda_environment import make_cuda_environment
 from tvmconv.compiler.tensor_intrinsics import import_tensor_intrinsics
 from tvmconv.deadline import Deadline
 from tvmconv.errors import describe_error
+from tvmconv.measure.workers.process import set_parent_death_signal
 from tvmconv.relax.sites import RelaxConvolution
 from tvmconv.workloads.dtypes import get_numpy_dtype
 
 TIMING_SECONDS, WARM_UP_SECONDS = 0.01, 0.01
 MAX_ERROR_CHARACTERS = 300
-PART_SIZE = 8  # functions that are compiled at once
-_MODULE_FILE = "module.json"
+MAX_COMPILERS, CORES_PER_COMPILER = 4, 4  # processes that compile; the builders of the search need the other cores
+NUM_RANDOM_ELEMENTS = 1 << 16  # an argument repeats so many random numbers, because random numbers take time
+ERRORS_FILE = "errors"
+_MODULE_FILE, _LOCK_FILE = "module.json", "lock"
 
 
 def extract_functions(mod: IRModule, sites_by_function: Mapping[str, Iterable[RelaxConvolution]]) -> IRModule:
@@ -46,16 +55,20 @@ def extract_functions(mod: IRModule, sites_by_function: Mapping[str, Iterable[Re
         sites_by_function: The convolutions by the name of their function.
 
     Returns:
-        The module. A function has the name `convN`, the text of the workload as the attribute `workload`, and the
-        input, the weight and the residual as parameters.
+        The module. A function has the name `convN`, where N counts from 1 for the workload with the most operations
+        in all of its convolutions, the text of the workload as the attribute `workload`, and the input, the weight and
+        the residual as parameters.
     """
-    builder, texts = relax.BlockBuilder(), set()
+    builder, operations = relax.BlockBuilder(), Counter[str]()
+    first_sites: dict[str, tuple[str, RelaxConvolution]] = {}
     for name, sites in sites_by_function.items():
-        bindings = [binding for block in mod[name].body.blocks for binding in block.bindings]
         for site in sites:
-            if site.workload.text not in texts:
-                texts.add(site.workload.text)
-                _emit_function(builder, f"conv{len(texts)}", site, bindings)
+            operations[site.workload.text] += site.workload.flops
+            first_sites.setdefault(site.workload.text, (name, site))
+    for rank, (text, _) in enumerate(operations.most_common(), 1):
+        name, site = first_sites[text]
+        bindings = [binding for block in mod[name].body.blocks for binding in block.bindings]
+        _emit_function(builder, f"conv{rank}", site, bindings)
     return builder.get()
 
 
@@ -108,52 +121,61 @@ class TvmTimes:
 
 
 class TvmTimer:
-    """A process that compiles functions of Relax with TVM's default pipeline, and times them when it is asked to."""
+    """Processes that compile functions of Relax with TVM's default pipeline, and time them when they are asked to."""
 
-    def __init__(self, process: subprocess.Popen[str], num_functions: int, errors: Path) -> None:
-        self._process, self._num_functions, self._errors = process, num_functions, errors
+    def __init__(self, process: subprocess.Popen[str], folder: Path) -> None:
+        self._process, self._folder, self._num_functions = process, folder, 0
+
+    def compile_functions(self, mod: IRModule, target: Target) -> None:
+        """Begin to compile the functions of a module for a target."""
+        self._num_functions = len(mod.functions_items())
+        path = self._folder / _MODULE_FILE
+        path.write_text(str(tvm.ir.save_json([mod, target])), encoding="utf-8")
+        self._write_line(str(path))
 
     def time_functions(self, deadline: Deadline) -> TvmTimes:
         """Return the times of as many functions as are compiled and timed until a deadline."""
         times: dict[str, float] = {}
-        stdin, stdout = self._process.stdin, self._process.stdout
-        assert stdin is not None
+        stdout = self._process.stdout
         assert stdout is not None
-        with contextlib.suppress(BrokenPipeError):  # the process has ended, and so has its output
-            stdin.write("time\n")
-            stdin.flush()
+        self._write_line("time")
+        reason = ""
         for _ in range(self._num_functions):
             if not select.select([stdout], [], [], deadline.remaining_seconds)[0]:
-                return TvmTimes(times, self._describe(len(times), "the time limit ended the comparison"))
+                reason = "the time limit ended the comparison"
+                break
             if not (line := stdout.readline()):
                 break
             text, seconds = json.loads(line)
             if seconds is not None:
                 times[text] = seconds
-        is_complete = len(times) == self._num_functions
-        return TvmTimes(times, "" if is_complete else self._describe(len(times), self._find_error()))
+        if len(times) < self._num_functions:
+            reason = f": {reason or self._find_error()}"
+        counts = f"{len(times)} of {self._num_functions} distinct convolutions"
+        return TvmTimes(times, f"TVM's own code was timed for {counts}{reason}.")
 
-    def _describe(self, num_timed: int, reason: str) -> str:
-        return f"TVM's own code was timed for {num_timed} of {self._num_functions} distinct convolutions: {reason}."
+    def _write_line(self, line: str) -> None:
+        stdin = self._process.stdin
+        assert stdin is not None
+        with contextlib.suppress(BrokenPipeError):  # the process has ended, and so has its output
+            stdin.write(f"{line}\n")
+            stdin.flush()
 
     def _find_error(self) -> str:
-        """Return the last line that the process wrote about its error."""
-        lines = self._errors.read_text(encoding="utf-8", errors="replace").splitlines()
+        """Return the last line that the processes wrote about an error."""
+        lines = (self._folder / ERRORS_FILE).read_text(encoding="utf-8", errors="replace").splitlines()
         line = next((line.strip() for line in reversed(lines) if line.strip()), "")
         return line.removesuffix(".")[:MAX_ERROR_CHARACTERS] or "its process ended"
 
 
 @contextmanager
-def start_timer(mod: IRModule, target: Target, device_index: int) -> Iterator[TvmTimer]:
-    """Start a process for the functions of a module, and end it with the context."""
-    with tempfile.TemporaryDirectory() as folder:
-        path = Path(folder) / _MODULE_FILE
-        path.write_text(str(tvm.ir.save_json([mod, target])), encoding="utf-8")
+def start_timer(device_index: int) -> Iterator[TvmTimer]:
+    """Start the processes of a timer for a device, and end them with the context."""
+    with tempfile.TemporaryDirectory() as name:
         code = f"import sys; sys.path[:] = {sys.path!r}; from {__name__} import main; main(sys.argv[1:])"
-        errors = Path(folder) / "errors"
-        with errors.open("w") as stderr:
+        with (Path(name) / ERRORS_FILE).open("w") as stderr:
             process = subprocess.Popen(
-                [sys.executable, "-c", code, str(path), str(device_index)],
+                [sys.executable, "-c", code, str(device_index), str(os.getpid())],
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 stderr=stderr,
@@ -162,76 +184,120 @@ def start_timer(mod: IRModule, target: Target, device_index: int) -> Iterator[Tv
                 text=True,
             )
         try:
-            yield TvmTimer(process, len(mod.functions_items()), errors)
+            yield TvmTimer(process, Path(name))
         finally:
-            process.kill()
+            process.kill()  # the operating system ends its children with it
             process.communicate()
 
 
 def main(argv: Sequence[str]) -> None:
-    """Compile the functions in a file for a device, wait for a line, and print the seconds of each function; they are
-    null for a function that does not compile.
+    """Wait for the path of a file with functions, compile them, wait for a line, and print the seconds of each
+    function; they are null for a function that does not compile.
 
-    Functions are compiled a few at a time, so that a line that comes early has the times of some of them.
+    Functions are timed as soon as they are compiled after the line has come. The arguments are the index of the device
+    and the process that ends this one.
     """
-    path, index = Path(argv[0]), int(argv[1])
+    index, parent_pid = map(int, argv)
+    set_parent_death_signal(parent_pid)
+    results = os.dup(1)
+    os.dup2(2, 1)  # for what TVM and its compilers print
+    if not (line := sys.stdin.readline()):  # the parent has no functions
+        return
+    path = Path(line.rstrip("\n"))
     mod, target = tvm.ir.load_json(path.read_text(encoding="utf-8"))
     if any("float16" in str(param.ty.dtype) for function in mod.functions.values() for param in function.params):
         import_tensor_intrinsics()
-    compiled: list[tuple[IRModule, Any]] = []
-    is_timing = False
-    for part, executable in _compile_parts(mod, target):
-        compiled.append((part, executable))
-        if not is_timing and select.select([sys.stdin], [], [], 0)[0]:
-            if not sys.stdin.readline():  # the parent has ended
-                return
-            is_timing = True
-        if is_timing:
-            _print_times(compiled, index)
-    if not is_timing and sys.stdin.readline():
-        _print_times(compiled, index)
+    functions = rank_functions(mod)
+    num_compilers = min(max(len(os.sched_getaffinity(0)) // CORES_PER_COMPILER, 1), MAX_COMPILERS, len(functions))
+    begins, stays_open = os.pipe()  # its end tells the compilers to begin with timing
+    own_pid, children = os.getpid(), []
+    for number in range(num_compilers):
+        if not (child := os.fork()):
+            os.close(stays_open)
+            set_parent_death_signal(own_pid)
+            device = tvm.cpu() if target.kind.name == "llvm" else tvm.device(target.kind.name, index)
+            reporter = _Reporter(device, path.with_name(_LOCK_FILE), results)
+            _compile_and_time(functions[number::num_compilers], target, begins, reporter)
+            os._exit(0)
+        children.append(child)
+    sys.stdin.readline()
+    os.close(stays_open)
+    for child in children:
+        os.waitpid(child, 0)
 
 
-def _compile_parts(mod: IRModule, target: Target) -> Iterator[tuple[IRModule, Any]]:
-    """Yield parts of a module and their executables. A part that does not compile is divided until single functions
-    remain, whose executable is None.
-    """
-    functions = list(mod.functions_items())
-    waiting = [functions[index : index + PART_SIZE] for index in range(0, len(functions), PART_SIZE)]
-    while waiting:
-        part = waiting.pop(0)
-        part_mod = IRModule(dict(part))
+Function = tuple[Any, relax.Function]  # a function of a module and its variable
+
+
+def rank_functions(mod: IRModule) -> list[Function]:
+    """Return the functions of `extract_functions` in the order of their operations."""
+    return sorted(mod.functions_items(), key=lambda item: int(str(item[0].name_hint).removeprefix("conv")))
+
+
+def _compile_and_time(functions: Sequence[Function], target: Target, begins: int, reporter: _Reporter) -> None:
+    """Compile functions one at a time, and report on each after the end of the pipe `begins` has come."""
+    with contextlib.suppress(Exception):  # TVM raises many types; it says why when a function is timed
+        tvm.runtime.tensor(np.zeros(1, np.float32), reporter.device)  # creates the context before time is counted
+    compiled: list[tuple[Function, Any]] = []
+    for variable, function in functions:
         try:
-            yield part_mod, tvm.compile(part_mod, target)
+            executable = tvm.compile(IRModule({variable: function}), target)
         except Exception as error:  # TVM and NVRTC raise many types
-            if len(part) > 1:
-                middle = len(part) // 2
-                waiting[:0] = [part[:middle], part[middle:]]
-            else:
-                print(describe_error(error), file=sys.stderr, flush=True)
-                yield part_mod, None
+            print(describe_error(error), file=sys.stderr, flush=True)
+            executable = None
+        compiled.append(((variable, function), executable))
+        if select.select([begins], [], [], 0)[0]:
+            reporter.report_times(compiled)
+    os.read(begins, 1)
+    reporter.report_times(compiled)
 
 
-def _print_times(compiled: list[tuple[IRModule, Any]], index: int) -> None:
-    """Print the seconds of the functions of compiled parts, which are removed from the list."""
-    while compiled:
-        part, executable = compiled.pop(0)
-        machine = None if executable is None else relax.VirtualMachine(executable, tvm.cuda(index))
-        for variable, function in part.functions_items():
+@dataclass(frozen=True)
+class _Reporter:
+    """Times functions on a device, one process at a time.
+
+    Attributes:
+        device: Device of TVM.
+        lock: File whose lock is held while a function is timed.
+        results: File descriptor that gets the seconds.
+    """
+
+    device: Any
+    lock: Path
+    results: int
+
+    def report_times(self, compiled: list[tuple[Function, Any]]) -> None:
+        """Write the seconds of compiled functions, which are removed from the list."""
+        while compiled:
+            (variable, function), executable = compiled.pop(0)
             seconds = None
-            if machine is not None:
-                arguments = [_make_argument(param.ty, index) for param in function.params]
-                seconds = _time_function(machine[str(variable.name_hint)], arguments, index)
-            print(json.dumps([str(function.attrs["workload"]), seconds]), flush=True)
+            if executable is not None:
+                with self.lock.open("w") as file:
+                    fcntl.flock(file, fcntl.LOCK_EX)  # the end of the block releases it
+                    try:
+                        seconds = _time_executable(executable, variable, function, self.device)
+                    except Exception as error:  # of TVM's code or of the device
+                        print(describe_error(error), file=sys.stderr, flush=True)
+            os.write(self.results, f"{json.dumps([str(function.attrs['workload']), seconds])}\n".encode())
 
 
-def _make_argument(tensor_type: relax.TensorType, index: int) -> Any:
+def _time_executable(executable: Any, variable: Any, function: relax.Function, device: Any) -> float:
+    """Return the median seconds of a call of a compiled function."""
+    machine = relax.VirtualMachine(executable, device)
+    arguments = [_make_argument(param.ty, device) for param in function.params]
+    name = str(variable.name_hint)
+    if device.dlpack_device_type() == tvm.cuda().dlpack_device_type():
+        return _time_graph(machine[name], arguments, device.index)
+    return float(machine.time_evaluator(name, device)(*arguments).median)
+
+
+def _make_argument(tensor_type: relax.TensorType, device: Any) -> Any:
     shape = [int(size) for size in tensor_type.shape]
-    elements = np.random.default_rng(0).standard_normal(shape).astype(get_numpy_dtype(str(tensor_type.dtype)))
-    return tvm.runtime.tensor(elements, tvm.cuda(index))
+    elements = np.random.default_rng(0).standard_normal(NUM_RANDOM_ELEMENTS, dtype=np.float32)
+    return tvm.runtime.tensor(np.resize(elements.astype(get_numpy_dtype(str(tensor_type.dtype))), shape), device)
 
 
-def _time_function(function: Any, arguments: Sequence[Any], index: int) -> float:
+def _time_graph(function: Any, arguments: Sequence[Any], index: int) -> float:
     """Return the median seconds of a call in a CUDA graph, which excludes the host's time."""
     import tvm_ffi
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -16,7 +17,7 @@ from tvmconv.deadline import Deadline
 from tvmconv.errors import Error, ModelError
 from tvmconv.measure.results import PhaseTimer
 from tvmconv.measure.workers.pool import keep_workers_alive
-from tvmconv.relax.comparison import TvmTimes, extract_functions, start_timer
+from tvmconv.relax.comparison import TvmTimer, TvmTimes, extract_functions, start_timer
 from tvmconv.relax.importers import simplify_imported
 from tvmconv.relax.kernels import CompileTarget, FoundKernel, KernelFinder, resolve_target
 from tvmconv.relax.layouts import Layout, plan_layouts, validate_layout
@@ -204,13 +205,20 @@ def _replace_in_module(
     if not isinstance(mod, IRModule):
         raise ModelError(f"expected a tvm.IRModule with Relax functions, not {type(mod).__name__}")
     timer, deadline = PhaseTimer(), Deadline.after(seconds)
-    with keep_workers_alive(starts_fork_server=seconds is not None):  # builders of the search compile its results
+    device = None if seconds is None else target.device
+    with contextlib.ExitStack() as stack:
+        stack.enter_context(keep_workers_alive(starts_fork_server=seconds is not None))  # they also build the results
+        tvm_timer = None
+        if device is not None and device.kind == "cuda":  # TVM's wheel has no OpenCL runtime
+            tvm_timer = stack.enter_context(start_timer(device.index))
         with timer.phase("prepare"):
             if batch_sizes:
                 mod = specialize_batch(mod, list(_list_functions(mod)), batch_sizes)
             prepared = prepare_module(mod, has_kernels=target.device is not None)
             planned, lines = _plan_functions(prepared, target, layout, tf32=tf32)
-        times = TvmTimes() if seconds is None else _search(prepared, planned, target, finder, deadline, timer)
+        times = TvmTimes()
+        if seconds is not None:
+            times = _search(prepared, planned, target, finder, deadline, timer, tvm_timer)
         with timer.phase("build"):
             finder.build(workload for sites in planned.values() for _, workload in sites)
     replacements: dict[str, list[Replacement]] = {}
@@ -280,22 +288,29 @@ def _plan_functions(
 
 
 def _search(
-    mod: IRModule, planned: Planned, target: CompileTarget, finder: KernelFinder, deadline: Deadline, timer: PhaseTimer
+    mod: IRModule,
+    planned: Planned,
+    target: CompileTarget,
+    finder: KernelFinder,
+    deadline: Deadline,
+    timer: PhaseTimer,
+    tvm_timer: TvmTimer | None,
 ) -> TvmTimes:
     """Search for kernels until a deadline, and return the times of TVM's own code, as many as fit before it."""
     finder.check_device()
-    sites = {name: [site for site, _ in found] for name, found in planned.items()}
     workloads: Counter[Workload] = Counter(workload for found in planned.values() for _, workload in found)
-    device, search_seconds = target.device, max(deadline.remaining_seconds, MIN_SEARCH_SECONDS)
-    if not workloads or device is None or device.kind != "cuda":  # TVM's wheel has no OpenCL runtime
+    search_seconds = max(deadline.remaining_seconds, MIN_SEARCH_SECONDS)
+    if not workloads or tvm_timer is None:
         with timer.phase("search"):
             finder.search(workloads, search_seconds)
         return TvmTimes()
-    with start_timer(extract_functions(mod, sites), target.target, device.index) as tvm_timer:
-        with timer.phase("search"):
-            finder.search(workloads, search_seconds * (1 - COMPARISON_FRACTION))
-        with timer.phase("compare"):
-            return tvm_timer.time_functions(deadline)
+    sites = {name: [site for site, _ in found] for name, found in planned.items()}
+    tvm_timer.compile_functions(extract_functions(mod, sites), target.target)
+    with timer.phase("search"):
+        finder.search(workloads, search_seconds * (1 - COMPARISON_FRACTION))
+    with timer.phase("compare"):  # a search that has exceeded its time takes nothing from the comparison
+        compare_seconds = max(deadline.remaining_seconds, search_seconds * COMPARISON_FRACTION)
+        return tvm_timer.time_functions(Deadline.after(compare_seconds))
 
 
 def choose_kernel(
