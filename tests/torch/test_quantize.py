@@ -95,6 +95,59 @@ def test_chains_and_residuals_are_stored_in_8_bits(trained):
     assert len(re.findall(r"self\.quantize_\w+\(", code)) == 1  # of the input and residual of the block
 
 
+class Pointwise(nn.Module):
+    """A residual block of pointwise convolutions, after which a convolution with padding reads the sum."""
+
+    def __init__(self):
+        super().__init__()
+        self.first, self.second, self.third = (nn.Conv2d(16, 16, 1) for _ in range(3))
+        self.padded = nn.Conv2d(16, 16, 3, padding=1)
+
+    def forward(self, x):
+        x = functional.relu(self.first(x))
+        x = functional.relu(self.third(functional.relu(self.second(x))) + x)
+        return self.padded(x)
+
+
+def test_outputs_of_relu_use_all_integers_unless_readers_pad_them():
+    """The bias has the zero point -128 of such an output, and the store saturates in place of the ReLU."""
+    torch.manual_seed(0)
+    model, batches = Pointwise().eval(), [torch.randn(2, 16, 7, 7) for _ in range(2)]
+    options = {"dtype": "i8", "calibrate": batches, "observer": "minmax"}
+    quantized = tvmconv.torch.quantize(model, batches[0], **options)
+    texts = [line.workload.partition("nhwc,")[2] for line in quantized.report().lines]
+    assert texts == ["scale,bias,quantize", "scale,bias,quantize", "scale,bias,add,relu,quantize", "scale,bias"]
+    zero_points = [each.zero_points for name, each in quantized.graph.named_modules() if name.startswith("quantized_")]
+    assert [(each.input, each.output, each.residual) for each in zero_points] == [
+        (0, -128, 0),
+        (-128, -128, 0),
+        (-128, 0, -128),
+        (0, 0, 0),
+    ]
+    optimized = tvmconv.torch.optimize(model, batches[0], choose="tuned", **options)
+    assert all(line.implementation != PYTORCH_NAME for line in optimized.report().lines)
+    with torch.no_grad():
+        assert (optimized(batches[1]) - quantized(batches[1])).norm() < 1e-5 * quantized(batches[1]).norm()
+
+
+def test_scales_of_nonnegative_values_have_255_steps():
+    histogram = AbsoluteHistogram()
+    histogram.add(torch.rand(1000))
+    assert not histogram.has_negative
+    scales = [histogram.choose_scale(torch.int8, "minmax", zero_point) for zero_point in (0, -128)]
+    assert scales[0] / scales[1] == pytest.approx(255 / 127)
+    assert histogram.choose_scale(torch.int8, "mse", -128) == pytest.approx(scales[1], rel=0.05)
+    histogram.add(torch.tensor([-0.1]))
+    assert histogram.has_negative
+
+
+def test_single_pixels_with_few_weights_are_not_quantized():
+    torch.manual_seed(0)
+    model, x = nn.Sequential(nn.AdaptiveAvgPool2d(1), nn.Conv2d(32, 32, 1)).eval(), torch.randn(2, 32, 6, 6)
+    (line,) = tvmconv.torch.quantize(model, x, dtype="i8", calibrate=[x]).report().lines
+    assert "one pixel per image with 1,024 weights" in line.explanation
+
+
 def test_layers_with_large_errors_are_not_quantized(trained):
     model, batches, _ = trained
     quantized = tvmconv.torch.quantize(model, batches[0], dtype="e4m3", calibrate=batches, max_layer_error=0.02)
