@@ -152,7 +152,7 @@ def test_products_with_a_gate_are_rounded_by_one_operator():
     quantized = tvmconv.torch.quantize(model, batches[0], dtype="i8", calibrate=batches)
     (code,) = quantized.graph_code()
     assert re.search(r"self\.quantize_\w+\(\w+, \w+\)", code)
-    assert "*" not in code.replace("*x", "")
+    assert " * " not in code
     with torch.no_grad():
         expected, outputs = model(batches[0]), quantized(batches[0])
     assert (outputs - expected).norm() < 0.02 * expected.norm()
@@ -168,8 +168,9 @@ def test_gated_rounding_on_a_gpu(gpu, dtype, shape):
     for result_dtype, zero_point in ((torch.int8, 0), (torch.int8, -128), (E4M3, 0)):
         y = quantize_gated(x, gate, factor, result_dtype, zero_point)
         wanted = quantize_gated(x.cpu(), gate.cpu(), factor.cpu(), result_dtype, zero_point)
-        difference = (y.cpu().float() - wanted.float()).abs()
-        assert difference.max() <= (1 if shape[1] == 24 else 0)  # the product is rounded to its dtype before
+        if shape[1] % 16:  # PyTorch rounds the product to its dtype before
+            wanted = quantize_tensor((x * gate).cpu(), factor.cpu(), result_dtype, zero_point)
+        assert torch.equal(y.cpu().float(), wanted.float())
 
 
 def test_scales_of_nonnegative_values_have_255_steps():
@@ -261,13 +262,13 @@ def test_layers_to_quantize_are_searched_in_8_bits_only(tmp_path, monkeypatch):
     options = {"dtype": "i8", "calibrate": [x], "choose": "tuned", "log": tmp_path / "log.jsonl"}
     ours = tvmconv.torch.optimize(nn.Sequential(*layers).eval(), x, seconds=60, **options)
     assert sorted(searched) == [
-        "conv2d:1x16x6x6,16x16x1x1,s1,p0,i8,nhwc,scale,bias,relu,quantize",
+        "conv2d:1x16x6x6,16x16x1x1,s1,p0,i8,nhwc,scale,bias,quantize",
         "conv2d:1x3x6x6,16x3x1x1,s1,p0,bias,relu",
     ]
     lines = ours.report().lines
     assert [line.workload.partition("p0,")[2] for line in lines] == [
         "bias,relu",
-        "i8,nhwc,scale,bias,relu,quantize",
+        "i8,nhwc,scale,bias,quantize",
         "out-f32,i8,nhwc,scale,bias",
     ]
     assert all(line.implementation != PYTORCH_NAME for line in lines)
