@@ -16,6 +16,7 @@ from tvmconv.torch import layer_search, timing
 from tvmconv.torch.eight_bit_rounding import quantize_weight, round_to_8_bits
 from tvmconv.torch.observers import AbsoluteHistogram
 from tvmconv.torch.quantization_operators import quantize as quantize_tensor
+from tvmconv.torch.quantization_operators import quantize_gated
 from tvmconv.torch.quantize_kernel import make_source
 from tvmconv.torch.quantized_epilogue import plan_epilogue
 from tvmconv.torch.quantized_selection import make_sharing_key
@@ -26,7 +27,8 @@ E4M3 = torch.float8_e4m3fn
 
 def test_kernels_that_round_to_8_bits_compile():
     for dtype in (torch.float16, torch.bfloat16, torch.float32):
-        assert [*nvrtc.compile_cubin(make_source(dtype, torch.int8), "sm_80").kernels] == ["quantize"]
+        kernels = [*nvrtc.compile_cubin(make_source(dtype, torch.int8), "sm_80").kernels]
+        assert sorted(kernels) == ["quantize", "quantize_gated"]
     assert nvrtc.compile_cubin(make_source(torch.float16, E4M3), "sm_90").kernels
 
 
@@ -130,6 +132,47 @@ def test_outputs_of_relu_use_all_integers_unless_readers_pad_them():
         assert (optimized(batches[1]) - quantized(batches[1])).norm() < 1e-5 * quantized(batches[1]).norm()
 
 
+class Gated(nn.Module):
+    """A block with squeeze and excitation, as EfficientNet has."""
+
+    def __init__(self):
+        super().__init__()
+        self.first, self.last = nn.Conv2d(16, 16, 1), nn.Conv2d(16, 16, 1)
+        self.squeeze, self.excite = nn.Conv2d(16, 4, 1), nn.Conv2d(4, 16, 1)
+
+    def forward(self, x):
+        x = functional.silu(self.first(x))
+        gate = self.excite(functional.silu(self.squeeze(x.mean((2, 3), keepdim=True)))).sigmoid()
+        return self.last(gate * x)
+
+
+def test_products_with_a_gate_are_rounded_by_one_operator():
+    torch.manual_seed(0)
+    model, batches = Gated().eval(), [torch.randn(2, 16, 7, 7) for _ in range(2)]
+    quantized = tvmconv.torch.quantize(model, batches[0], dtype="i8", calibrate=batches)
+    (code,) = quantized.graph_code()
+    assert re.search(r"self\.quantize_\w+\(\w+, \w+\)", code)
+    assert " * " not in code
+    with torch.no_grad():
+        expected, outputs = model(batches[0]), quantized(batches[0])
+    assert (outputs - expected).norm() < 0.02 * expected.norm()
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32])
+@pytest.mark.parametrize("shape", [(2, 48, 7, 9), (3, 32, 5), (2, 24, 6, 6)])
+def test_gated_rounding_on_a_gpu(gpu, dtype, shape):
+    x = torch.randn(shape, device=gpu.text).to(dtype)
+    gate = torch.rand(*shape[:2], *(1 for _ in shape[2:]), device=gpu.text).to(dtype)
+    factor = torch.tensor([30.0], device=gpu.text)
+    for result_dtype, zero_point in ((torch.int8, 0), (torch.int8, -128), (E4M3, 0)):
+        y = quantize_gated(x, gate, factor, result_dtype, zero_point)
+        wanted = quantize_gated(x.cpu(), gate.cpu(), factor.cpu(), result_dtype, zero_point)
+        if shape[1] % 16:  # PyTorch rounds the product to its dtype before
+            wanted = quantize_tensor((x * gate).cpu(), factor.cpu(), result_dtype, zero_point)
+        assert torch.equal(y.cpu().float(), wanted.float())
+
+
 def test_scales_of_nonnegative_values_have_255_steps():
     histogram = AbsoluteHistogram()
     histogram.add(torch.rand(1000))
@@ -219,13 +262,13 @@ def test_layers_to_quantize_are_searched_in_8_bits_only(tmp_path, monkeypatch):
     options = {"dtype": "i8", "calibrate": [x], "choose": "tuned", "log": tmp_path / "log.jsonl"}
     ours = tvmconv.torch.optimize(nn.Sequential(*layers).eval(), x, seconds=60, **options)
     assert sorted(searched) == [
-        "conv2d:1x16x6x6,16x16x1x1,s1,p0,i8,nhwc,scale,bias,relu,quantize",
+        "conv2d:1x16x6x6,16x16x1x1,s1,p0,i8,nhwc,scale,bias,quantize",
         "conv2d:1x3x6x6,16x3x1x1,s1,p0,bias,relu",
     ]
     lines = ours.report().lines
     assert [line.workload.partition("p0,")[2] for line in lines] == [
         "bias,relu",
-        "i8,nhwc,scale,bias,relu,quantize",
+        "i8,nhwc,scale,bias,quantize",
         "out-f32,i8,nhwc,scale,bias",
     ]
     assert all(line.implementation != PYTORCH_NAME for line in lines)

@@ -2,12 +2,14 @@
 
 A convolution's output is stored in 8 bits if all its readers are quantized convolutions, and its kernel then ends with
 the rounding. A residual has the type of the output: where a convolution reads a residual of 8 bits and stores floats,
-an operator widens the residual. All other inputs of quantized convolutions are rounded by an operator of their own.
+an operator widens the residual. All other inputs of quantized convolutions are rounded by an operator of their own. It
+also computes a product that nothing else reads, such as that of an activation and the gate of squeeze-and-excitation.
 """
 
 from __future__ import annotations
 
 import copy
+import operator
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
@@ -22,6 +24,8 @@ from tvmconv.torch.layer import TunedConv
 from tvmconv.torch.quantized_epilogue import ADD, can_fold_zero_point, plan_epilogue
 from tvmconv.torch.quantized_layer import Dequantize, Quantize, QuantizedConv, ZeroPoints
 from tvmconv.torch.site_workload import resolve_padding
+
+PRODUCTS = (operator.mul, torch.mul, torch.multiply)  # functions of two factors
 
 
 def find_residual(node: fx.Node) -> fx.Node | None:
@@ -97,6 +101,15 @@ def can_have_zero_point(convs: ConvNodes, tensor: fx.Node) -> bool:
         if find_residual(reader) is tensor and convs[reader].epilogue_names[0] != ADD:
             return False
     return True
+
+
+def list_factors(tensor: fx.Node) -> list[fx.Node]:
+    """Return the two factors of a tensor that is a product, and that one node reads; none for others."""
+    is_function = tensor.op == "call_function" and tensor.target in PRODUCTS
+    is_product = is_function or (tensor.op == "call_method" and tensor.target == "mul")
+    factors = [each for each in tensor.args if isinstance(each, fx.Node)]
+    is_read_once = [reader.args.count(tensor) for reader in tensor.users] == [1]
+    return factors if is_product and is_read_once and len(factors) == 2 and not tensor.kwargs else []
 
 
 @dataclass(frozen=True)
@@ -203,8 +216,12 @@ class _GraphBuilder:
         scale, zero_point = grid
         quantize = Quantize(scale, dtype, source.conv.weight.device, zero_point)
         name = self.add_module(f"quantize_{reader.name}_{former.name}", quantize)
+        factors = [] if self._has_in_place_writes else list_factors(node)
         with self._graph.inserting_before(reader):
-            rounded = self._graph.call_module(name, (node,))
+            rounded = self._graph.call_module(name, tuple(factors) or (node,))
+        if factors:
+            reader.replace_input_with(node, rounded)
+            self._graph.erase_node(node)
         if not self._has_in_place_writes:
             self._rounded[former] = rounded
         return rounded

@@ -14,7 +14,7 @@ from tvmconv.errors import ModelError
 from tvmconv.torch.eight_bit_rounding import quantize_weight, round_to_8_bits
 from tvmconv.torch.layer import InputKey, TensorStamp, TunedConv, are_current, stamp_tensors
 from tvmconv.torch.operator import register_weight_refresh
-from tvmconv.torch.quantization_operators import quantize, quantized_conv
+from tvmconv.torch.quantization_operators import quantize, quantize_gated, quantized_conv
 from tvmconv.torch.quantized_epilogue import ADD, QUANTIZE, SCALE, TENSOR_SCALE, ZERO_POINT, plan_epilogue
 from tvmconv.torch.signature import SLOPE_OP, lay_out
 from tvmconv.torch.site_workload import resolve_padding
@@ -49,12 +49,17 @@ class Quantize(torch.nn.Module):
         self.factor: torch.Tensor
         self.register_buffer("factor", torch.tensor([1 / scale], device=device), persistent=False)
 
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """Return the rounded tensor."""
+    def forward(self, x: torch.Tensor, other: torch.Tensor | None = None) -> torch.Tensor:
+        """Return the rounded tensor, or the rounded product of two tensors, one of which may have fewer elements."""
         factor = self.factor
         if factor.device != x.device:  # the model was moved
             factor = self.factor = factor.to(x.device)
-        return quantize(x, factor, self.dtype, self.zero_point)
+        if other is None:
+            return quantize(x, factor, self.dtype, self.zero_point)
+        x, gate = (x, other) if x.numel() >= other.numel() else (other, x)
+        if x.shape != torch.broadcast_shapes(x.shape, gate.shape):
+            return quantize(x * gate, factor, self.dtype, self.zero_point)
+        return quantize_gated(x, gate, factor, self.dtype, self.zero_point)
 
 
 class Dequantize(torch.nn.Module):
