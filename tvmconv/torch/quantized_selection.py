@@ -22,6 +22,7 @@ from tvmconv.torch.eight_bit_rounding import round_to_8_bits
 from tvmconv.torch.kernels import AvailableKernel, KernelProvider
 from tvmconv.torch.quantization import GraphQuantizer, QuantizedSite, get_output_dtype
 from tvmconv.torch.quantization_choice import StepCosts
+from tvmconv.torch.quantization_plan import list_factors
 from tvmconv.torch.quantized_epilogue import ADD
 from tvmconv.torch.quantized_layer import Dequantize, Quantize
 from tvmconv.torch.selection import NO_TIME_REASON, ChooseMode
@@ -118,7 +119,8 @@ class QuantizedSelector:
             site = sites[id(quantizer.get_site(node).module)]
             metadata = site.site.residual_metadata if tensor is not node.args[0] else site.site.input_metadata
             assert metadata is not None
-            return self._time_rounding(metadata.make_random_like(), site.module.dtype)
+            time_rounding = self._time_gated_rounding if list_factors(tensor) else self._time_rounding
+            return time_rounding(metadata.make_random_like(), site.module.dtype)
 
         def time_widening(node: fx.Node) -> float:
             return self._time_widening(sites[id(quantizer.get_site(node).module)])
@@ -275,6 +277,23 @@ class QuantizedSelector:
         if not (self._timing_cache.has_seconds(name) or self._has_time_to_compare()):
             return self._estimate_pass(tensor, dtype.itemsize)
         return self._timing_cache.get_seconds(name, lambda: rounding(tensor))
+
+    def _time_gated_rounding(self, tensor: torch.Tensor, dtype: torch.dtype) -> float:
+        """Return the seconds that the rounding of a product takes longer than the product, which it computes as well.
+
+        One factor is assumed to be a gate, with one element for each image and channel.
+        """
+        gate, rounding = (
+            tensor.new_ones(tensor.shape[:2] + (1,) * (tensor.dim() - 2)),
+            Quantize(1.0, dtype, tensor.device),
+        )
+        name = f"{tuple(tensor.shape)}, {tensor.stride()}, {tensor.dtype} times a gate"
+        names = f"rounding of {name} to {dtype}", f"product of {name}"
+        if not (self._timing_cache.has_seconds(names[1]) or self._has_time_to_compare()):
+            return self._estimate_pass(tensor, dtype.itemsize) - self._estimate_pass(tensor, tensor.element_size())
+        calls = lambda: rounding(tensor, gate), lambda: tensor * gate
+        rounded, product = (self._timing_cache.get_seconds(each, call) for each, call in zip(names, calls, strict=True))
+        return rounded - product
 
     def _estimate_pass(self, tensor: torch.Tensor, result_itemsize: int) -> float:
         """Return the estimated seconds of a kernel that reads a tensor, and writes one of other elements."""
