@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import contextlib
 import math
+import threading
 from collections.abc import Iterable, Iterator, Sequence
+from concurrent.futures import Future
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -94,11 +96,12 @@ def create_search(
 
 def _estimate_min_seconds(workload: Workload, schedule: registry.Schedule, device: Device) -> float:
     """Return a lower bound of the seconds of each config of a schedule; 0 if unknown. A schedule for all GPUs computes
-    on CUDA cores, at best by Winograd's algorithm.
+    on CUDA cores, at best by Winograd's algorithm if the filter has several taps.
     """
     if not device.peak_flops or schedule.min_arch or schedule.exact_arch:
         return 0.0
-    return workload.flops / MAX_WINOGRAD_GAIN / device.peak_flops
+    has_one_tap = isinstance(workload, ConvOperator) and math.prod(workload.kernel) == 1
+    return workload.flops / (1.0 if has_one_tap else MAX_WINOGRAD_GAIN) / device.peak_flops
 
 
 def _iterate_enqueued(
@@ -199,19 +202,34 @@ def _find_nearest_configs(
 
 
 class SearchPrefetcher:
-    """Inputs and portfolios for later searches, prepared while another search waits for its trials."""
+    """Inputs and portfolios for later searches, prepared by threads while another search waits for its trials."""
 
     def __init__(self) -> None:
         self.problems = ProblemPrefetcher()
-        self._searches: dict[Workload, PortfolioSearch] = {}
+        self._searches: dict[Workload, Future[PortfolioSearch]] = {}
 
     def prepare(self, workload: Workload, selection: ScheduleSelection, device: Device, options: TuneOptions) -> None:
-        """Prepare the search of a workload. It raises the errors of `create_search`."""
+        """Start to prepare the search of a workload; `pop_search` raises its errors."""
         self.problems.prefetch(workload, options.verify)
-        self._searches[workload] = create_search(workload, selection, device, options)
+        future = self._searches[workload] = Future[PortfolioSearch]()
+
+        def create() -> None:
+            try:
+                search = create_search(workload, selection, device, options)
+            except BaseException as error:
+                future.set_exception(error)
+            else:
+                future.set_result(search)
+                search.list_legal_configs()
+
+        threading.Thread(target=create, name="search", daemon=True).start()
 
     def pop_search(
         self, workload: Workload, selection: ScheduleSelection, device: Device, options: TuneOptions
     ) -> PortfolioSearch:
         """Remove and return the prepared search of a workload; create one if there is none."""
-        return self._searches.pop(workload, None) or create_search(workload, selection, device, options)
+        if future := self._searches.pop(workload, None):
+            return future.result()
+        search = create_search(workload, selection, device, options)
+        threading.Thread(target=search.list_legal_configs, name="legal configs", daemon=True).start()
+        return search

@@ -71,7 +71,7 @@ class WindowConfig(EstimatedTileConfig):
     @classmethod
     def list_options(cls, w: Conv) -> Mapping[str, Sequence[Any]]:
         """Return the options of all knobs."""
-        height, width = (round_up(size, PATCH) for size in w.output_size)
+        height, width = (round_up(size, PATCH) for size in w.output_size[-2:])
         return {
             "lines": [n for n in (8, 16, 24, 32) if n <= height],
             "columns": [n for n in (8, 16, 24, 32, 40, 48, 64) if n <= width],
@@ -191,7 +191,7 @@ class WindowConfig(EstimatedTileConfig):
 
     @property
     def window_bytes(self) -> Any:
-        """Bytes of a window."""
+        """Bytes of a window, of a volume those of one tap along the depth."""
         return self.num_planes * self.of_tiles("plane_rows") * (self.w.C * self.itemsize)
 
     @property
@@ -267,7 +267,8 @@ class WindowConfig(EstimatedTileConfig):
         smem_cycles = (PATCH**2 + self.block_n) * k_bytes / SMEM_BYTES_PER_CLOCK
         product_cycles = mmas * np.maximum(macs / MACS_PER_CLOCK, smem_cycles)
         output_bytes = self.lines * self.columns * w.O * get_output_itemsize(w)
-        copy_cycles = (self.window_bytes + output_bytes) / COPIED_BYTES_PER_CLOCK
+        num_windows = len(PatchTiles(w, PATCH, PATCH).depth_taps)
+        copy_cycles = (num_windows * self.window_bytes + output_bytes) / COPIED_BYTES_PER_CLOCK
         memory_cycles = w.min_bytes / (H200.multiprocessors * MEMORY_BYTES_PER_CLOCK)
         exposed_cycles = tiles_per_sm * EPILOGUE_CYCLES * self.m_atoms / self.ctas_per_sm
         longest = np.maximum(np.maximum(tiles_per_sm * product_cycles, tiles_per_sm * copy_cycles), memory_cycles)

@@ -1,8 +1,9 @@
-"""Convolutions of images with few channels on Hopper's tensor cores: all taps of a filter read one window of pixels.
+"""Convolutions of images and volumes with few channels on Hopper's tensor cores: all taps read one window of pixels.
 
 With 32 or 64 channels, im2col copies each pixel nine times from L2 for little arithmetic, and `hopper` is bound by
 these copies. Here a CTA keeps all filters in shared memory, and TMA copies the window of a tile of output pixels once
 (`..gemm.shared_windows`). Tiles of 16 × 32 pixels read 1.4 times their pixels, copies to whole swizzle atoms included.
+A tile of a volume is in one slice, and has a window for each tap along the depth.
 
 The kernel is persistent. A warp loads windows, and warpgroups multiply and store patches of 8 × 8 pixels. CTAs are
 small, so that several share an SM, and one stores while others multiply.
@@ -71,12 +72,13 @@ def has_windows(w: Conv) -> bool:
     """Whether windows of pixels and all filters fit in shared memory, and TMA can copy them."""
     itemsize = get_itemsize(w.storage)
     return (
-        w.spatial_ndim == 2
+        w.spatial_ndim in (2, 3)
         and w.groups == 1
         and not w.returns_stats
         and math.prod(w.kernel) > 1
         and max(w.stride) <= MAX_STRIDE
-        and all(size % stride == 0 for size, stride in zip(w.input_size, w.stride, strict=True))
+        and (w.spatial_ndim == 2 or w.stride[1:] == (1, 1))
+        and all(size % stride == 0 for size, stride in zip(w.input_size[-2:], w.stride[-2:], strict=True))
         and w.C * itemsize % MIN_ROW_BYTES == 0
         and w.O * get_output_itemsize(w) % VECTOR_BYTES == 0
         and count_block_n(w) <= MAX_FILTERS
@@ -88,8 +90,8 @@ def has_windows(w: Conv) -> bool:
 
 
 WINDOWS = Requirement(
-    "images of one group with a filter of several taps, strides up to 2 that divide the image, a residual at most, and "
-    "filters that fit in shared memory",
+    "images of one group with a filter of several taps, strides up to 2 that divide the image, in volumes of 1 along "
+    "height and width, a residual at most, and filters that fit in shared memory",
     has_windows,
     lambda w: f"filters of {math.prod(w.kernel)} taps × {w.C} × {w.O} channels",
 )
@@ -102,7 +104,7 @@ def is_promising(w: Conv) -> bool:
 
 
 @schedule(
-    "conv2d",
+    *("conv2d", "conv3d"),
     dtypes=DTYPES,
     usage=WindowConfig.compute_usage,
     condition=all_of(CHANNELS_LAST_LAYOUT, PAIRED_EIGHT_BITS, WINDOWS),
