@@ -38,6 +38,7 @@ from tvmconv.errors import Error
 from tvmconv.experiments.provenance import describe_provenance
 from tvmconv.experiments.run import exceeds_cache
 from tvmconv.logs.log import Log
+from tvmconv.measure.reference_data import ProblemPrefetcher
 from tvmconv.measure.timing_rounds import measure_in_rounds
 from tvmconv.measure.workers.pool import keep_workers_alive, prestart_workers
 from tvmconv.reports.tables import EMPTY_CELL, Table, format_micros, format_significant
@@ -52,9 +53,13 @@ SECTION = "eight-bits"  # of pages, and name of the files
 FLOAT16, CUDNN = "f16", "cuDNN f16"
 EIGHT_BIT_TEXTS = tuple(dtypes.DTYPES[name].text for name in dtypes.EIGHT_BIT_DTYPES)
 DEFAULT_DTYPES = (dtypes.FLOAT8_E4M3.text, dtypes.INT8.text)
-NUM_FINALISTS = 3  # fastest kernels of an archive that are timed in turn
-NUM_ALGORITHMS = (None, 0, 3)  # picks of cuDNN: by heuristics, by trials of all algorithms, by trials of the first 3
-NEAR_RATIO = 1.25  # layouts within this factor of the fastest first pick of cuDNN are picked again
+NUM_FINALISTS = 2  # fastest kernels of an archive, which are timed again to choose one
+# Picks of cuDNN: by its heuristics, and by trials of its first algorithms. Trials of all take seconds for a layer, and
+# seldom find a faster one (`tvmconv.baselines.cudnn`).
+NUM_ALGORITHMS = (None, 2, 4)
+NEAR_RATIO = 1.15  # layouts within this factor of the fastest first pick of cuDNN are picked again
+
+VERIFY = "auto"  # which outputs are verified
 
 Candidate = tuple[Clock, str]  # clock of a kernel, and its schedule and config
 
@@ -180,15 +185,18 @@ def measure_layers(
     log = args.out / f"{SECTION}.jsonl"
     if args.archive:
         kernels, archive_log = read_archives(args.archive, device), Log(log)
+        problems, variants = ProblemPrefetcher(), [make_variant(w, text) for w in layers for text in (FLOAT16, *names)]
         for number, w in enumerate(layers, 1):
             times = EightBitTimes(make_variant(w, FLOAT16).text)
             with ExitStack() as stack:
                 candidates = dict[str, list[Candidate]]()
                 for text in (FLOAT16, *names):
                     try:
-                        candidates[text] = list_archived(make_variant(w, text), kernels, device, archive_log)
+                        candidates[text] = list_archived(make_variant(w, text), kernels, device, archive_log, problems)
                     except Error as error:
                         times.failures.append(f"{text}: {error}")
+                for variant in variants[number * (1 + len(names)) :][: 1 + len(names)]:  # of the next convolution
+                    problems.prefetch(variant, VERIFY)
                 yield measure_layer(times, candidates, names, device, f"{number} of {len(layers)}, {w.text}, ", stack)
         return
     workloads: dict[Workload, float] = {make_variant(w, text): 1.0 for w in layers for text in (FLOAT16, *names)}
@@ -219,10 +227,14 @@ def read_archives(paths: Sequence[Path], device: Device) -> dict[str, list[Archi
 
 
 def list_archived(
-    w: Conv, kernels: Mapping[str, Sequence[ArchivedKernel]], device: Device, log: Log
+    w: Conv,
+    kernels: Mapping[str, Sequence[ArchivedKernel]],
+    device: Device,
+    log: Log,
+    problems: ProblemPrefetcher,
 ) -> list[Candidate]:
     """Verify and time the archived kernels of a convolution, and return the clocks of the fastest ones."""
-    problem = Problem(w)
+    problem = problems.get(w, VERIFY)
     with closing(device.create_benchmark(problem.inputs, problem.expected_output)) as benchmark:
         records = measure_kernels(w, kernels.get(w.text, ()), device, benchmark, log)
     fastest = select_fastest(records, kernels.get(w.text, ()), NUM_FINALISTS)
@@ -275,6 +287,12 @@ def measure_layer(
         if clock := _pick_product(make_variant(half, text), device, cold, stack):
             clocks[f"cuBLAS {text}", ""] = clock
     on_progress("timing")
+    for text, pairs in candidates.items():
+        if len(pairs) > 1:
+            kept = min((kernel for _, kernel in pairs), key=lambda kernel: clocks[text, kernel](ROUND_SECONDS))
+            for _, kernel in pairs:
+                if kernel != kept:
+                    del clocks[text, kernel]
     keys = [*clocks]
     rounds = measure_in_rounds(keys, lambda picked: [clocks[key](ROUND_SECONDS) for key in picked], float)
     for (name, kernel), each in sorted(zip(keys, rounds, strict=True), key=lambda timed: -timed[1].median_measurement):
@@ -285,7 +303,7 @@ def measure_layer(
 
 
 def pick_library_calls(half: Conv, device: Device, cold: bool, stack: ExitStack) -> dict[str, Clock]:
-    """Return the clocks of cuDNN's fastest picks by layout; the stack closes them.
+    """Return the clock of cuDNN's fastest pick by its layout; the stack closes all picks.
 
     Layouts whose first pick takes more than `NEAR_RATIO` times as long as the fastest are not picked again.
     """
@@ -307,7 +325,8 @@ def pick_library_calls(half: Conv, device: Device, cold: bool, stack: ExitStack)
                 picks[layout] = pick
     if not picks:
         raise errors[0]
-    return {layout: make_pick_clock(pick) for layout, pick in picks.items()}
+    fastest = min(picks, key=lambda layout: picks[layout].timing.median)
+    return {fastest: make_pick_clock(picks[fastest])}
 
 
 def make_pick_clock(pick: CudnnPickThread) -> Clock:
