@@ -311,9 +311,9 @@ def pick_library_calls(half: Conv, device: Device, cold: bool, stack: ExitStack)
     picks, errors = dict[str, CudnnPickThread](), list[Error]()
     calls = [(layout, call) for layout in UNIFORM_LAYOUTS for call in list_calls_in_layout(half, layout)]
     for num_algorithms in NUM_ALGORITHMS:
-        limit = NEAR_RATIO * min((pick.timing.median for pick in picks.values()), default=math.inf)
+        limit = NEAR_RATIO * min((pick.seconds for pick in picks.values()), default=math.inf)
         for layout, call in calls:
-            if layout in picks and picks[layout].timing.median > limit:
+            if layout in picks and picks[layout].seconds > limit:
                 continue
             try:
                 pick = CudnnPickThread(half, call, inputs, gpu, cold=cold, num_algorithms=num_algorithms)
@@ -321,11 +321,11 @@ def pick_library_calls(half: Conv, device: Device, cold: bool, stack: ExitStack)
                 errors.append(error)
                 continue
             stack.callback(pick.close)
-            if layout not in picks or pick.timing.median < picks[layout].timing.median:
+            if layout not in picks or pick.seconds < picks[layout].seconds:
                 picks[layout] = pick
     if not picks:
         raise errors[0]
-    fastest = min(picks, key=lambda layout: picks[layout].timing.median)
+    fastest = min(picks, key=lambda layout: picks[layout].seconds)
     return {fastest: make_pick_clock(picks[fastest])}
 
 

@@ -107,7 +107,7 @@ class DepthwiseConfig(StripConfig):
             filter_vectors,
             widened_elements=self.vector * (self.loaded_vectors + filter_vectors),
             operand_registers=self.vector
-            * (WORD_BYTES if self.w.dtype == INT8.name else get_itemsize(self.w.storage))
+            * (WORD_BYTES if self.w.storage == INT8.storage else get_itemsize(self.w.storage))
             / WORD_BYTES
             * (num_windows * self.window_vectors + taps),
             scattered_vectors=scattered_vectors,

@@ -74,7 +74,7 @@ def declare_knobs(kind: type[StripConfig], k: Knobs, w: Conv | TransposedView) -
     pruned: list[Rule] = [
         (f"at most {MAX_LIVE_REGISTERS} registers per thread", lambda t: t.live_registers <= MAX_LIVE_REGISTERS),
         (f"at least {min_threads} threads", lambda t: t.num_threads >= min_threads),
-        *FEW_REGISTERS * (w.dtype == INT8.name),
+        *FEW_REGISTERS * (w.storage == INT8.storage),
         (
             "threads overhang the channels by at most a quarter",
             lambda t: t.channels.size * t.channels.block <= MAX_OVERHANG_RATIO * t.channels.extent,
