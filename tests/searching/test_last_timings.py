@@ -183,6 +183,7 @@ def test_finalists_that_differ_in_resources_come_first(log):
     keys = {_config_key(record) for record in records}
     assert [record.cost for record in order_finalists(records, keys)] == [1.0, 1.02, 1.01, 1.1, 1.2]
     assert [record.cost for record in order_finalists(records, keys - {_config_key(records[2])})] == [*costs]
+    assert [record.cost for record in order_finalists(records, set())] == [1.0, 1.02, 1.01, 1.1, 1.2]
     assert order_finalists([], keys) == []
 
 

@@ -415,18 +415,19 @@ class _SearchSession:
 
 
 def order_finalists(records: Sequence[Record], built_keys: Collection[str]) -> list[Record]:
-    """Return the fastest records in the order in which they are timed again. Built kernels that take other resources
-    than all faster ones come first, if they are within `FINALIST_RATIO` of the fastest: a kernel that draws more power
-    may be the fastest in short trials alone, and its neighbours are alike.
+    """Return the fastest records in the order in which they are timed again.
+
+    Those within `FINALIST_RATIO` of the fastest that take other resources than all faster ones come first: a kernel that
+    draws much power may be the fastest in short trials alone, and its neighbours are alike. If any kernel is built,
+    only built ones are preferred.
     """
-    if not records:
-        return []
     leaders: dict[str, Record] = {}
     for record in records:
-        is_close = record is records[0] or record.cost <= FINALIST_RATIO * records[0].cost
-        if is_close and (record is records[0] or _config_key(record) in built_keys):
+        is_available = record is records[0] or not built_keys or _config_key(record) in built_keys
+        if is_available and record.cost <= FINALIST_RATIO * records[0].cost:
             leaders.setdefault(f"{record.schedule} {sorted(record.resources.items())}", record)
-    return sorted(records, key=lambda record: not any(record is leader for leader in leaders.values()))
+    preferred = {id(record) for record in leaders.values()}
+    return sorted(records, key=lambda record: id(record) not in preferred)
 
 
 def _config_key(candidate: MeasureCandidate | MeasureResult | Record) -> str:
