@@ -417,8 +417,8 @@ class _SearchSession:
 def order_finalists(records: Sequence[Record], built_keys: Collection[str]) -> list[Record]:
     """Return the fastest records in the order in which they are timed again.
 
-    Those within `FINALIST_RATIO` of the fastest that take other resources than all faster ones come first: a kernel that
-    draws much power may be the fastest in short trials alone, and its neighbours are alike. If any kernel is built,
+    Those within `FINALIST_RATIO` of the fastest that take other resources than all faster ones come first: a kernel
+    that draws much power may be the fastest in short trials alone, and its neighbours are alike. If any is built,
     only built ones are preferred.
     """
     leaders: dict[str, Record] = {}
