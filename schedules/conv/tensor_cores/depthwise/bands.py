@@ -11,6 +11,9 @@ neighbouring taps in aligned words, which are in turn those of the copies. Such 
 matrix. Fragments of the same distance from the diagonal are the same, so that a lane loads few words for each row of
 the filter. Rows of zeros between images take the place of the padding, unless they are many.
 
+With 16 images in a CTA, the rows of a product are images, and not rows of Y. Each row of X is then read once for all
+rows of the filter, and rows of Y take the place of rows of X in shared memory.
+
 With channels last, a thread loads eight channels of two neighbouring pixels and exchanges them; results are exchanged
 likewise, as pairs of rounded results, or in float32 if the epilogue adds other tensors. With channels first, rows are
 copied in vectors that divide the width, of which the window of a tile starts at a multiple, and pairs of results are
@@ -27,6 +30,7 @@ import dataclasses
 import itertools
 import math
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 
 from tvm.script import tirx as T  # noqa: N812  (TVM's own name for it)
 
@@ -44,6 +48,7 @@ from ....tir_builder import (
     fill_zeros,
     if_,
     load_global,
+    load_shared,
     logical_and,
     serial_loop,
     store,
@@ -73,8 +78,8 @@ FILTER_BATCH, PIXEL_BATCH, ROW_BATCH = 16, 4, 8  # loads of a thread that are un
 
 def emit_bands(config: BandConfig, arguments: dict[str, Buffer]) -> None:
     """Emit the kernel of a config; the arguments are those of its convolution."""
-    kernel = BandKernel if config.is_channels_last else ChannelsFirstBandKernel
-    kernel(config, arguments).emit()
+    kernels = {True: (BandKernel, ImageBandKernel), False: (ChannelsFirstBandKernel, ChannelsFirstImageBandKernel)}
+    kernels[config.is_channels_last][bool(config.has_image_rows)](config, arguments).emit()
 
 
 class BandKernel:
@@ -90,6 +95,7 @@ class BandKernel:
         self.zeros = self.channels * self.filter_bytes  # offset of the row of zeros in shared memory
         self.plane_bytes, self.zero_rows = int(config.plane_bytes), int(config.zero_rows)
         self.image_rows = self.window + self.zero_rows
+        self.image_bytes = self.image_rows * self.pitch + int(config.image_pad)
         self.ops = EpilogueOps.from_workload(self.conv)
 
     def emit(self) -> None:
@@ -159,6 +165,11 @@ class BandKernel:
         """Return the offset in shared memory of a channel's plane."""
         return self.zeros + self.pitch + channel * self.plane_bytes + channel // OCTET * OCTET_PAD_BYTES
 
+    def line_offset(self, line: Expr) -> Expr:
+        """Return the offset of a line in its plane."""
+        pad = int(self.config.image_pad)
+        return line * self.pitch + (line // self.image_rows * pad if pad else 0)
+
     def locate_line(self, line: Expr) -> tuple[Expr, Expr]:
         """Return the image and the row of X of a line of a plane; rows outside of the window are negative."""
         if not self.zero_rows:
@@ -195,7 +206,7 @@ class BandKernel:
 
         def put(i: int, item: Expr) -> None:
             pair, octet, line = locate(item)
-            first = self.plane_offset(octet * OCTET) + line * self.pitch + pair * 4
+            first = self.plane_offset(octet * OCTET) + self.line_offset(line) + pair * 4
             with if_(True if plane_rows % rows == 0 else line < plane_rows):
                 for channel in range(OCTET):
                     left, right = (words[(i * 2 + e) * 4 + channel // 2] for e in range(2))
@@ -206,44 +217,42 @@ class BandKernel:
         self.copy_items(count, PIXEL_BATCH, load, put)
 
     def has_taps(self, diagonal: int) -> bool:
-        """Return whether a part of the band, of 8 × 8 elements at a distance from the diagonal, has taps."""
+        """Return whether a part of the band, of 16 × 8 elements at a distance from the diagonal, has taps."""
         nearest = MMA_N * diagonal - int(self.columns.offset)
-        return nearest - MMA_N < self.columns.taps and nearest + MMA_N > 0
+        return any(at - MMA_N < self.columns.taps and at + MMA_N > 0 for at in (nearest, nearest + MMA_N))
+
+    def find_places(self) -> dict[int, int]:
+        """Return the places of the band's fragments in registers, by their distance from the diagonal."""
+        diagonals = [2 * j - i for j in range(self.mmas_k) for i in range(self.mmas_x) if self.has_taps(2 * j - i)]
+        return {d: i for i, d in enumerate(sorted({d + half for d in diagonals for half in range(2)}))}
+
+    def locate_bands(self, places: dict[int, int]) -> Expr:
+        """Return the address of this lane's word of the nearest fragment of the first row of the filter."""
+        lane, warp = self.position.lane, self.position.warp
+        copy = (lane // 4 + 1) % COPIES
+        tap = lane % 4 * 2 - lane // 4 + MMA_N * self.mmas_x - 1 - copy + min(places) * MMA_N
+        address = self.smem + to_uint32(warp * self.filter_bytes + tap * 4 + copy * 4)
+        return Register("band_address", "uint32", address).value
+
+    def load_bands(self, taps: Buffer, first: int, places: dict[int, int], bands: Expr, tap_row: Expr) -> None:
+        """Load the fragments of a row of the filter, from a register of `taps` on."""
+        for diagonal, place in places.items():
+            distance = (diagonal - min(places)) * (MMA_N * COPIES * 2)
+            offset = tap_row * (COPIES * 2 * self.row_taps) + distance
+            emit_ptx("ld.shared.b32", taps[first + place], bands + to_uint32(offset))
 
     def multiply(self) -> None:
         """Multiply the rows of X of each row of the filter by its band matrix; a warp computes a channel."""
         lane, warp, atom = self.position.lane, self.position.warp, MmaSyncAtom(self.config.w.dtype, self.config.w.dtype)
-        diagonals = [d for d in range(1 - self.mmas_x, 2 * self.mmas_k) if self.has_taps(d)]
-        places = {
-            d: i
-            for i, d in enumerate(
-                sorted(
-                    {
-                        n
-                        for d in range(1 - self.mmas_x, 2 * self.mmas_k - 1)
-                        if d in diagonals or d + 1 in diagonals
-                        for n in (d, d + 1)
-                    }
-                )
-            )
-        }
-        copy = (lane // 4 + 1) % COPIES
-        tap = lane % 4 * 2 - lane // 4 + MMA_N * self.mmas_x - 1 - copy
-        nearest = min(places)  # whose words lie at the lowest addresses
-        tap = tap + nearest * MMA_N
-        address = self.smem + to_uint32(warp * self.filter_bytes + tap * 4 + copy * 4)
-        band = Register("band_address", "uint32", address).value
+        places = self.find_places()
+        bands = self.locate_bands(places)
         address = self.smem + to_uint32(self.plane_offset(warp) + lane // 16 * 16)
         plane = Register("plane_address", "uint32", address).value
         zeros = self.smem + to_uint32(self.zeros)
-        taps, pixels = (
-            allocate("band", len(places), "uint32"),
-            allocate("rows", self.images * self.mmas_k * 4, "uint32"),
-        )
+        taps = allocate("band", len(places), "uint32")
+        pixels = allocate("rows", self.images * self.mmas_k * 4, "uint32")
         with serial_loop(self.rows.taps, "tap_row") as tap_row:
-            for diagonal, place in places.items():
-                offset = tap_row * (COPIES * 2 * self.row_taps) + (diagonal - nearest) * (MMA_N * COPIES * 2)
-                emit_ptx("ld.shared.b32", taps[place], band + to_uint32(offset))
+            self.load_bands(taps, 0, places, bands, tap_row)
             for mma_y in range(self.mmas_y):
                 first = mma_y * MMA_M + tap_row + int(self.rows.offset)
                 with if_(logical_and(first + MMA_M > 0, first < self.window)):
@@ -262,9 +271,8 @@ class BandKernel:
                         for image in range(self.images):
                             registers = [pixels[(image * self.mmas_k + j) * 4 + e] for e in range(4)]
                             for i in range(self.mmas_x):
-                                diagonal = 2 * j - i
-                                if diagonal in diagonals or diagonal + 1 in diagonals:
-                                    fragment = [taps[places[diagonal + half]] for half in range(2)]
+                                if self.has_taps(2 * j - i):
+                                    fragment = [taps[places[2 * j - i + half]] for half in range(2)]
                                     atom.emit(self.accumulators(image, mma_y, i), registers, fragment)
 
     def accumulators(self, image: int, mma_y: int, mma_x: int) -> list[Expr]:
@@ -324,15 +332,15 @@ class BandKernel:
                 emit_ptx("st.shared.v2.b32", self.staged_address(warp, warp // OCTET, line, column), *words)
         emit_call(T.cuda.cta_sync())
         if self.config.stages_pairs:
-            self.store_pairs()
+            self.store_pairs(self.images * self.tile_rows)
         else:
             self.store_pixels()
 
-    def store_pairs(self) -> None:
-        """Store the rounded results of two neighbouring pixels per thread."""
+    def store_pairs(self, lines: int) -> None:
+        """Store the rounded results of two neighbouring pixels per thread; the tile has a multiple of 8 lines."""
         height, width = self.conv.output_size
         words, packed = (allocate(name, OCTET, "uint32") for name in ("words", "octet"))
-        lines, pairs = self.images * self.tile_rows, self.tile_columns // 2
+        pairs = self.tile_columns // 2
         rows = max(1, ROW_GROUP // self.octets)
 
         def put(_: int, item: Expr) -> None:
@@ -385,34 +393,51 @@ class ChannelsFirstBandKernel(BandKernel):
     """Emitter of the kernel for arrays with channels first."""
 
     def copy_pixels(self) -> None:
-        """Store the window of X in vectors along the rows, with zeros around it."""
-        conv, width, row_vectors = self.conv, self.config.input_vector, MMA_K * self.mmas_k // self.config.input_vector
-        words_per_vector = ceil_div(width, 2)
-        words = allocate("pixels", ROW_BATCH * words_per_vector, "uint32")
-        one = allocate("vector", words_per_vector, "uint32")
-        (height, columns), first_column = conv.input_size, self.columns.first(self.tile_x)
-        lines = int(self.config.plane_rows)
-
-        warp, lane = self.position.warp, self.position.lane  # a warp copies the plane that it multiplies
+        """Store the window of X in vectors along the rows, with zeros around it; each warp copies its own plane."""
+        conv, width = self.conv, self.config.input_vector
+        row_vectors, num_words = MMA_K * self.mmas_k // width, ceil_div(width, 2)
+        batch = min(ROW_BATCH, self.images)
+        words, one = (
+            allocate(name, size, "uint32") for name, size in (("pixels", batch * num_words), ("vector", num_words))
+        )
+        (height, columns), warp = conv.input_size, self.position.warp
         plane = Register("plane_offset", value=self.plane_offset(warp)).value
+        channels = (self.image * conv.C + self.channel + warp) * height * columns
 
-        def load(i: int, item: Expr) -> None:
-            (image, row), column = self.locate_line(item // row_vectors), first_column + item % row_vectors * width
-            for word in range(words_per_vector):
-                store(words, i * words_per_vector + word, T.uint32(0))
-            with if_(logical_and(image < conv.N, row >= 0, row < height, column >= 0, column < columns)):
-                offset = ((image * conv.C + self.channel + warp) * height + row) * columns + column
-                load_global(one, self.arguments["X"], offset, width)
-                for word in range(words_per_vector):
-                    store(words, i * words_per_vector + word, one[word])
+        def put(address: Expr, first: int) -> None:
+            for word in range(num_words):
+                store(one, word, words[first * num_words + word] if first >= 0 else T.uint32(0))
+            store_shared(self.smem + to_uint32(address), one, 2 * width)
 
-        def put(i: int, item: Expr) -> None:
-            offset = plane + item // row_vectors * self.pitch + item % row_vectors * (2 * width)
-            for word in range(words_per_vector):
-                store(one, word, words[i * words_per_vector + word])
-            store_shared(self.smem + to_uint32(offset), one, 2 * width)
+        with self.open_positions(self.zero_rows * row_vectors) as position:  # before the first image
+            put(plane + position // row_vectors * self.pitch + position % row_vectors * (2 * width), -1)
+        with self.open_positions(self.image_rows * row_vectors) as position:
+            line, vector = position // row_vectors, position % row_vectors
+            row, column = self.rows.first(self.tile_y) + line, self.columns.first(self.tile_x) + vector * width
+            tests = (row >= 0, row < height, column >= 0, column < columns)
+            is_inside = Register("is_inside", value=logical_and(line < self.window, *tests).astype("int32")).value
+            source = Register("source", value=channels + row * columns + column).value
+            target = Register("target", value=plane + (self.zero_rows + line) * self.pitch + vector * (2 * width)).value
+            for first in range(0, self.images, batch):
+                for i in range(batch):
+                    for word in range(num_words):
+                        store(words, i * num_words + word, T.uint32(0))
+                    has_image = True if conv.N % self.images == 0 else self.image + (first + i) < conv.N
+                    with if_(logical_and(is_inside != 0, has_image)):
+                        offset = source + (first + i) * (conv.C * height * columns)
+                        load_global(one, self.arguments["X"], offset, width)
+                        for word in range(num_words):
+                            store(words, i * num_words + word, one[word])
+                for i in range(batch):
+                    put(target + (first + i) * self.image_bytes, i)
 
-        BatchedCopies(lane, WARP_SIZE, lines * row_vectors, ROW_BATCH, load, put).emit()
+    @contextmanager
+    def open_positions(self, count: int) -> Iterator[Expr]:
+        """Open a loop of a warp over positions, which its lanes share."""
+        with serial_loop(ceil_div(count, WARP_SIZE), "chunk") as chunk:
+            position = Register("position", value=chunk * WARP_SIZE + self.position.lane).value
+            with if_(True if count % WARP_SIZE == 0 else position < count):
+                yield position
 
     def store_results(self) -> None:
         """Apply the epilogue to the sums of each lane, and store pairs of neighbouring results."""
@@ -433,6 +458,106 @@ class ChannelsFirstBandKernel(BandKernel):
                             store(values, e, sums[first + e])
                         apply_to_pixels(self.ops, self.arguments, channel, index, vector, values, packed)
                     store_global(self.arguments["Y"], index, packed, vector)
+
+
+class ImageBandKernel(BandKernel):
+    """Emitter of the kernel whose products have 16 images as rows, each at the same row of X.
+
+    A row of X is read once for all taps, whose rows of Y are in registers until they are complete. Then they take the
+    place of a row of X.
+    """
+
+    @property
+    def computed_rows(self) -> int:
+        """Rows of Y of a tile that are computed."""
+        return min(self.tile_rows, self.rows.size) if self.rows.tiles == 1 else self.tile_rows
+
+    def place_word(self, channel: Expr, image: Expr, row: Expr, column: Expr) -> Expr:
+        """Return the address in shared memory of two neighbouring elements of a row."""
+        offset = self.plane_offset(channel) + image * self.image_bytes + row * self.pitch + column * 2
+        return self.smem + to_uint32(offset)
+
+    def multiply(self) -> None:
+        """Multiply each row of X by the band matrices of all rows of the filter."""
+        lane, warp, atom = self.position.lane, self.position.warp, MmaSyncAtom(self.config.w.dtype, self.config.w.dtype)
+        places, offset, num_taps = self.find_places(), int(self.rows.offset), self.rows.taps
+        taps = allocate("band", num_taps * len(places), "uint32")
+        bands = self.locate_bands(places)
+        for tap_row in range(num_taps):
+            self.load_bands(taps, tap_row * len(places), places, bands, tap_row)
+        self.packed, self.read = allocate("packed", 1, "uint32"), self.bind_channel(self.channel + warp)
+        pixels = allocate("rows", self.mmas_k * 4, "uint32")
+        line = Register("line_address", "uint32", self.place_word(warp, lane % 16, 0, lane // 16 * 8)).value
+        remaining = [*range(self.computed_rows)]
+        for row in range(self.window):
+            outputs = {tap: row - tap - offset for tap in range(num_taps)}
+            outputs = {tap: output for tap, output in outputs.items() if 0 <= output < self.computed_rows}
+            for j in range(self.mmas_k if outputs else 0):
+                registers = [pixels[j * 4 + e] for e in range(4)]
+                ldmatrix_x4(registers, line + to_uint32(row * self.pitch + j * MMA_K * 2))
+            for tap, output in outputs.items():
+                for j, i in itertools.product(range(self.mmas_k), range(self.mmas_x)):
+                    if self.has_taps(2 * j - i):
+                        fragment = [taps[tap * len(places) + places[2 * j - i + half]] for half in range(2)]
+                        registers = [pixels[j * 4 + e] for e in range(4)]
+                        atom.emit(self.accumulators(0, output % num_taps, i), registers, fragment)
+            emit_call(T.cuda.warp_sync())
+            while remaining and (row + 1 == self.window or remaining[0] + num_taps + offset <= row + 1):
+                self.replace_row(remaining.pop(0))
+
+    def accumulators(self, image: int, mma_y: int, mma_x: int) -> list[Expr]:
+        """Return the accumulators of a row of Y, whose place in turn is `mma_y`."""
+        return [self.sums[(mma_y * self.mmas_x + mma_x) * 4 + e] for e in range(4)]
+
+    def replace_row(self, output: int) -> None:
+        """Store the results of a row of Y in place of that row of X, and set its sums to zero for another one."""
+        lane, warp = self.position.lane, self.position.warp
+        for i in range(self.mmas_x):
+            sums = self.accumulators(0, output % self.rows.taps, i)
+            for half in range(2):
+                self.ops.pack(self.packed, 0, [self.ops.apply(value, self.read) for value in sums[2 * half :][:2]])
+                address = self.place_word(warp, half * 8 + lane // 4, output, i * MMA_N + lane % 4 * 2)
+                emit_ptx("st.shared.b32", address, self.packed[0])
+            first = (output % self.rows.taps * self.mmas_x + i) * 4
+            for e in range(4):
+                store(self.sums, first + e, T.float32(0))
+
+    def locate_output(self, line: Expr, column: Expr) -> tuple[Expr, Expr, Expr]:
+        """Return the image, the row and the column of Y at a place in the tile, whose lines are computed rows."""
+        y = self.tile_y * self.tile_rows + line % self.computed_rows
+        return self.image + line // self.computed_rows, y, self.tile_x * self.tile_columns + column
+
+    def staged_address(self, channel: Expr, octet: Expr, line: Expr, word: Expr) -> Expr:
+        """Return the address in shared memory of a word of the results."""
+        return self.place_word(channel, line // self.computed_rows, line % self.computed_rows, word * 2)
+
+    def store_results(self) -> None:
+        """Store eight channels of a pixel at once."""
+        emit_call(T.cuda.cta_sync())
+        self.store_pairs(self.images * self.computed_rows)
+
+
+class ChannelsFirstImageBandKernel(ImageBandKernel, ChannelsFirstBandKernel):
+    """Emitter of the kernel of images as rows for arrays with channels first."""
+
+    def store_results(self) -> None:
+        """Store vectors of the rows of the warp's channel."""
+        emit_call(T.cuda.warp_sync())
+        (height, width), vector = self.conv.output_size, math.gcd(self.conv.output_size[1], MAX_VECTOR)
+        words, row_vectors = allocate("words", MAX_VECTOR // 2, "uint32"), self.tile_columns // vector
+        warp, channel = self.position.warp, self.channel + self.position.warp
+        with self.open_positions(self.computed_rows * row_vectors) as position:
+            row, column = position // row_vectors, position % row_vectors * vector
+            _, y, x = self.locate_output(row, column)
+            with if_(logical_and(y < height, x < width)):
+                source = Register("result_address", "uint32", self.place_word(warp, 0, row, column)).value
+                index = ((self.image * self.conv.O + channel) * height + y) * width + x
+                target = Register("result_index", value=index).value
+                for image in range(self.images):
+                    with if_(True if self.conv.N % self.images == 0 else self.image + image < self.conv.N):
+                        load_shared(words, source + to_uint32(image * self.image_bytes), 2 * vector)
+                        target_index = target + image * (self.conv.O * height * width)
+                        store_global(self.arguments["Y"], target_index, words, vector)
 
 
 def merge_lower(left: Expr, right: Expr) -> Expr:
