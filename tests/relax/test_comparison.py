@@ -57,17 +57,18 @@ def functions(residual):
     return comparison.extract_functions(residual[1], {"main": find_sites(residual[1]["main"])[0]})
 
 
-@pytest.mark.slow  # it starts a process
-def test_process_times_functions_of_tvm(functions):
+@pytest.mark.slow  # it starts processes
+@pytest.mark.parametrize("target", ["llvm", pytest.param("cuda:0", marks=pytest.mark.gpu)])
+def test_processes_time_functions_of_tvm(functions, target):
     with comparison.start_timer(0) as timer:
-        timer.compile_functions(functions, tvm.target.Target("llvm"))
+        timer.compile_functions(functions, resolve_target(target).target)
         times = timer.time_functions(Deadline.after(100))
     assert times.note == "TVM's own code was timed for 3 of 3 distinct convolutions."
     assert times.seconds.keys() == {function.attrs["workload"] for function in functions.functions.values()}
     assert all(1e-8 < seconds < 1 for seconds in times.seconds.values())
 
 
-@pytest.mark.slow  # it starts a process
+@pytest.mark.slow  # it starts processes
 @pytest.mark.skipif(find_library("cuda") is not None, reason="there may be a CUDA device")
 def test_process_that_cannot_time_costs_nothing_else(functions):
     with comparison.start_timer(0) as timer:
@@ -81,6 +82,10 @@ def test_process_that_cannot_time_costs_nothing_else(functions):
     ("code", "note"),
     [
         ("import time; time.sleep(60)", "1 of 3 {}: the time limit ended the comparison."),
+        (
+            """print('["conv1d", 2e-6]\\n["conv3d", null]', flush=True); import time; time.sleep(60)""",
+            "2 of 3 {}: its process ended.",
+        ),
         ("import sys; sys.exit('no mma.h')", "1 of 3 {}: no mma.h."),
         (
             """import sys; print("no rule", file=sys.stderr); print('["conv1d", null]\\n["conv3d", 3e-6]')""",
@@ -90,7 +95,7 @@ def test_process_that_cannot_time_costs_nothing_else(functions):
     ],
 )
 def test_comparison_ends_in_time_and_says_what_is_missing(tmp_path, functions, code, note):
-    program = f"""input(); input(); print('["conv2d", 1e-6]', flush=True); {code}"""
+    program = f"""import sys; input(); sys.stdin.read(); print('["conv2d", 1e-6]', flush=True); {code}"""
     with (
         (tmp_path / comparison.ERRORS_FILE).open("w") as stderr,
         subprocess.Popen(
@@ -98,7 +103,7 @@ def test_comparison_ends_in_time_and_says_what_is_missing(tmp_path, functions, c
         ) as process,
     ):
         started_at = time.monotonic()
-        timer = comparison.TvmTimer(process, tmp_path)
+        timer = comparison.TvmTimer([process], process.stdout.fileno(), tmp_path)
         timer.compile_functions(functions, tvm.target.Target("llvm"))
         times = timer.time_functions(Deadline.after(2))
         process.kill()
@@ -134,7 +139,7 @@ def test_functions_are_reported_as_soon_as_they_are_compiled(functions, monkeypa
 
     monkeypatch.setattr(comparison.tvm, "compile", fail_for_one)
     reporter = Reporter()
-    comparison._compile_and_time(comparison.rank_functions(functions), tvm.target.Target("llvm"), begins, reporter)
+    comparison.compile_and_time(comparison.rank_functions(functions), tvm.target.Target("llvm"), begins, reporter)
     os.close(begins)
     assert reporter.reports == [[("conv1", True), ("conv2", False)], [("conv3", True)], []]
     assert capsys.readouterr().err == "ValueError: no rule\n"

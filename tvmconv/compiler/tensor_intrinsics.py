@@ -13,12 +13,18 @@ _LLVM_MODULES = ("arm_cpu", "x86", "rocm", "hexagon", "riscv_cpu")  # the packag
 
 
 def import_tensor_intrinsics() -> None:
-    """Import the tensor intrinsics, as TVM's rule for tensor cores does when it first schedules a product in float16.
+    """Import TVM's tensor intrinsics, as TVM's rule for tensor cores does when it first schedules a product in float16.
 
-    The import parses some 180 functions, and TVM asks `inspect.stack` for the stack of calls of each. `inspect` looks
-    through all imported modules, some 2,000, for every frame of the import system, because these frames have no file.
-    Here the code of the modules runs without such frames on the stack, as importlib's documentation shows for a source
-    file. If a release of TVM has other modules, the ordinary import takes its time.
+    The ordinary import takes a minute or more: it parses some 180 functions, TVM asks `inspect.stack` for the stack of
+    calls of each, and `inspect` looks through all imported modules, some 2,000, for every frame of the import system,
+    because these frames have no file. This function executes the modules without such frames on the stack, as
+    importlib's documentation shows for a source file, which takes seconds. Where a release of TVM has other modules,
+    the ordinary import takes its time. `tvmconv` calls it in processes of its own only.
+
+    Examples:
+        >>> import tvmconv.relax
+        >>> tvmconv.relax.import_tensor_intrinsics()  # doctest: +SKIP
+        >>> executable = tvm.compile(mod, target)  # doctest: +SKIP
     """
     if PACKAGE in sys.modules:
         return
@@ -35,7 +41,7 @@ def import_tensor_intrinsics() -> None:
         setattr(sys.modules[PACKAGE.rpartition(".")[0]], PACKAGE.rpartition(".")[2], package)
     except ImportError:
         for name in created:
-            sys.modules.pop(name, None)
+            del sys.modules[name]
         importlib.import_module(PACKAGE)
 
 
@@ -51,4 +57,6 @@ def _create_module(name: str, created: list[str]) -> tuple[ModuleType, ModuleSpe
 
 def _execute_module(module: ModuleType, spec: ModuleSpec) -> None:
     assert isinstance(spec.loader, SourceFileLoader)
-    exec(spec.loader.get_code(module.__name__), module.__dict__)
+    code = spec.loader.get_code(module.__name__)
+    assert code is not None  # there is a source file
+    exec(code, module.__dict__)

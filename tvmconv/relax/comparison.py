@@ -3,9 +3,8 @@
 Separate processes compile TVM's code while a search runs, and time it afterwards. A fault of that code, or a
 compilation that takes too long, then costs the comparison alone.
 
-The first process starts before the convolutions are known, because its imports take seconds. It forks the others, which
-compile one convolution at a time, those with the most operations first, so that any time limit leaves the times of
-those that matter most.
+The processes start before the convolutions are known, because their imports take seconds. They compile one convolution
+at a time, those with the most operations first, so that any time limit leaves the times of those that matter most.
 """
 
 from __future__ import annotations
@@ -23,7 +22,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 import numpy as np
 import tvm
@@ -123,43 +122,39 @@ class TvmTimes:
 class TvmTimer:
     """Processes that compile functions of Relax with TVM's default pipeline, and time them when they are asked to."""
 
-    def __init__(self, process: subprocess.Popen[str], folder: Path) -> None:
-        self._process, self._folder, self._num_functions = process, folder, 0
+    def __init__(self, processes: Sequence[subprocess.Popen[str]], results: int, folder: Path) -> None:
+        self._processes, self._results, self._folder, self._num_functions = processes, results, folder, 0
 
     def compile_functions(self, mod: IRModule, target: Target) -> None:
         """Begin to compile the functions of a module for a target."""
         self._num_functions = len(mod.functions_items())
         path = self._folder / _MODULE_FILE
         path.write_text(str(tvm.ir.save_json([mod, target])), encoding="utf-8")
-        self._write_line(str(path))
+        for process in self._processes:
+            with contextlib.suppress(BrokenPipeError):  # the process has ended, and so has its output
+                stdin = _get_stdin(process)
+                stdin.write(f"{path}\n")
+                stdin.flush()
 
     def time_functions(self, deadline: Deadline) -> TvmTimes:
         """Return the times of as many functions as are compiled and timed until a deadline."""
         times: dict[str, float] = {}
-        stdout = self._process.stdout
-        assert stdout is not None
-        self._write_line("time")
-        reason = ""
-        for _ in range(self._num_functions):
-            if not select.select([stdout], [], [], deadline.remaining_seconds)[0]:
+        for process in self._processes:
+            _get_stdin(process).close()
+        reason, num_lines, buffer = "", 0, b""
+        while num_lines < self._num_functions:
+            if not select.select([self._results], [], [], deadline.remaining_seconds)[0]:
                 reason = "the time limit ended the comparison"
                 break
-            if not (line := stdout.readline()):
+            if not (data := os.read(self._results, 1 << 16)):
                 break
-            text, seconds = json.loads(line)
-            if seconds is not None:
-                times[text] = seconds
+            *lines, buffer = (buffer + data).split(b"\n")
+            num_lines += len(lines)
+            times |= {text: seconds for text, seconds in map(json.loads, lines) if seconds is not None}
         if len(times) < self._num_functions:
             reason = f": {reason or self._find_error()}"
         counts = f"{len(times)} of {self._num_functions} distinct convolutions"
         return TvmTimes(times, f"TVM's own code was timed for {counts}{reason}.")
-
-    def _write_line(self, line: str) -> None:
-        stdin = self._process.stdin
-        assert stdin is not None
-        with contextlib.suppress(BrokenPipeError):  # the process has ended, and so has its output
-            stdin.write(f"{line}\n")
-            stdin.flush()
 
     def _find_error(self) -> str:
         """Return the last line that the processes wrote about an error."""
@@ -168,36 +163,49 @@ class TvmTimer:
         return line.removesuffix(".")[:MAX_ERROR_CHARACTERS] or "its process ended"
 
 
+def _get_stdin(process: subprocess.Popen[str]) -> IO[str]:
+    assert process.stdin is not None
+    return process.stdin
+
+
 @contextmanager
 def start_timer(device_index: int) -> Iterator[TvmTimer]:
     """Start the processes of a timer for a device, and end them with the context."""
-    with tempfile.TemporaryDirectory() as name:
-        code = f"import sys; sys.path[:] = {sys.path!r}; from {__name__} import main; main(sys.argv[1:])"
-        with (Path(name) / ERRORS_FILE).open("w") as stderr:
-            process = subprocess.Popen(
-                [sys.executable, "-c", code, str(device_index), str(os.getpid())],
-                stdin=subprocess.PIPE,
-                stdout=subprocess.PIPE,
-                stderr=stderr,
-                env={**os.environ, **make_cuda_environment()},
-                bufsize=1,
-                text=True,
-            )
+    number = min(max(len(os.sched_getaffinity(0)) // CORES_PER_COMPILER, 1), MAX_COMPILERS)
+    code = f"import sys; sys.path[:] = {sys.path!r}; from {__name__} import main; main(sys.argv[1:])"
+    with tempfile.TemporaryDirectory() as name, contextlib.ExitStack() as stack:
+        errors = stack.enter_context((Path(name) / ERRORS_FILE).open("a"))
+        results, writes = os.pipe()
+        stack.callback(os.close, results)
+        with os.fdopen(writes, "w") as shared:
+            processes = [
+                subprocess.Popen(
+                    [sys.executable, "-c", code, *map(str, (device_index, rank, number, os.getpid()))],
+                    stdin=subprocess.PIPE,
+                    stdout=shared,
+                    stderr=errors,
+                    env={**os.environ, **make_cuda_environment()},
+                    text=True,
+                )
+                for rank in range(number)
+            ]
         try:
-            yield TvmTimer(process, Path(name))
+            yield TvmTimer(processes, results, Path(name))
         finally:
-            process.kill()  # the operating system ends its children with it
-            process.communicate()
+            for process in processes:
+                process.kill()
+                process.communicate()
 
 
 def main(argv: Sequence[str]) -> None:
-    """Wait for the path of a file with functions, compile them, wait for a line, and print the seconds of each
-    function; they are null for a function that does not compile.
+    """Wait for the path of a file with functions, compile some of them, wait for the end of the standard input, and
+    write the seconds of each to the standard output; they are null for a function that does not compile.
 
-    Functions are timed as soon as they are compiled after the line has come. The arguments are the index of the device
-    and the process that ends this one.
+    Functions are timed as soon as they are compiled after the standard input has ended. The arguments are the index of
+    the device, the rank of this process, the number of processes that share the functions, and the process that ends
+    this one.
     """
-    index, parent_pid = map(int, argv)
+    index, rank, number, parent_pid = map(int, argv)
     set_parent_death_signal(parent_pid)
     results = os.dup(1)
     os.dup2(2, 1)  # for what TVM and its compilers print
@@ -205,25 +213,13 @@ def main(argv: Sequence[str]) -> None:
         return
     path = Path(line.rstrip("\n"))
     mod, target = tvm.ir.load_json(path.read_text(encoding="utf-8"))
+    device = tvm.cpu() if target.kind.name == "llvm" else tvm.device(target.kind.name, index)
+    with contextlib.suppress(Exception):  # TVM raises many types; it says why when a function is timed
+        tvm.runtime.tensor(np.zeros(1, np.float32), device)  # creates the context before time is counted
     if any("float16" in str(param.ty.dtype) for function in mod.functions.values() for param in function.params):
         import_tensor_intrinsics()
-    functions = rank_functions(mod)
-    num_compilers = min(max(len(os.sched_getaffinity(0)) // CORES_PER_COMPILER, 1), MAX_COMPILERS, len(functions))
-    begins, stays_open = os.pipe()  # its end tells the compilers to begin with timing
-    own_pid, children = os.getpid(), []
-    for number in range(num_compilers):
-        if not (child := os.fork()):
-            os.close(stays_open)
-            set_parent_death_signal(own_pid)
-            device = tvm.cpu() if target.kind.name == "llvm" else tvm.device(target.kind.name, index)
-            reporter = _Reporter(device, path.with_name(_LOCK_FILE), results)
-            _compile_and_time(functions[number::num_compilers], target, begins, reporter)
-            os._exit(0)
-        children.append(child)
-    sys.stdin.readline()
-    os.close(stays_open)
-    for child in children:
-        os.waitpid(child, 0)
+    reporter = _Reporter(device, path.with_name(_LOCK_FILE), results)
+    compile_and_time(rank_functions(mod)[rank::number], target, sys.stdin.fileno(), reporter)
 
 
 Function = tuple[Any, relax.Function]  # a function of a module and its variable
@@ -234,10 +230,15 @@ def rank_functions(mod: IRModule) -> list[Function]:
     return sorted(mod.functions_items(), key=lambda item: int(str(item[0].name_hint).removeprefix("conv")))
 
 
-def _compile_and_time(functions: Sequence[Function], target: Target, begins: int, reporter: _Reporter) -> None:
-    """Compile functions one at a time, and report on each after the end of the pipe `begins` has come."""
-    with contextlib.suppress(Exception):  # TVM raises many types; it says why when a function is timed
-        tvm.runtime.tensor(np.zeros(1, np.float32), reporter.device)  # creates the context before time is counted
+def compile_and_time(functions: Sequence[Function], target: Target, begins: int, reporter: _Reporter) -> None:
+    """Compile functions one at a time, and report on each after the end of a pipe has come.
+
+    Args:
+        functions: The functions in the order in which they are compiled.
+        target: Target of TVM.
+        begins: File descriptor of the pipe.
+        reporter: What times the functions.
+    """
     compiled: list[tuple[Function, Any]] = []
     for variable, function in functions:
         try:
