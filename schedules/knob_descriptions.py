@@ -43,7 +43,7 @@ DESCRIPTIONS = {
     "local_x": "Output tiles per thread.",
     "local_y": "Output channels per thread.",
     "max_ctas": "Maximum number of CTAs, which share all tiles in turn; 0 launches one CTA per tile.",
-    "octets": "Octets of channels of a CTA; a warp multiplies one.",
+    "octets": "Octets of channels of a CTA.",
     "operand_scope": 'Where operands are staged: "shared" copies the window of a tile once per CTA; "registers" reads '
     "it from global memory, through the L1 cache.",
     "output_eviction": 'When written lines leave the L2 cache: "first", before the operands, or in the "normal" order.',
@@ -137,8 +137,8 @@ OWN_DESCRIPTIONS = {
         for axis, extent in (("x", "Columns of dY"), ("y", "Rows of dY"))
     },
     ("depthwise_mma_sync", "images"): "Images of a CTA.",
-    ("depthwise_mma_sync", "mmas_y"): "Instructions along the rows of dX of a warp, 16 rows each.",
-    ("depthwise_mma_sync", "mmas_x"): "Instructions along the columns of dX of a warp, 8 columns each.",
+    ("depthwise_mma_sync", "mmas_y"): "Instructions along the rows of Y (or dX) of a warp, 16 rows each.",
+    ("depthwise_mma_sync", "mmas_x"): "Instructions along the columns of Y (or dX) of a warp, 8 columns each.",
     ("winograd", "gradient_tile"): "Elements of dY of a tile along each axis.",
     ("winograd", "block_k"): "Tiles of dY between two barriers.",
     ("winograd", "parts"): "Parts of the tiles of dY, whose sums are added in order before the last transform.",

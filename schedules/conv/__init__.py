@@ -10,7 +10,11 @@ from .tensor_cores import mma_sync  # noqa: F401
 from .tensor_cores import upsample  # noqa: F401
 from .tensor_cores.hopper import tap_columns, windows  # noqa: F401
 from .tensor_cores.grouped import dgrad as grouped_dgrad_mma_sync, wgrad as grouped_wgrad_mma_sync  # noqa: F401
-from .tensor_cores.depthwise import dgrad as depthwise_dgrad_mma_sync, wgrad as depthwise_wgrad_mma_sync  # noqa: F401
+from .tensor_cores.depthwise import (  # noqa: F401
+    dgrad as depthwise_dgrad_mma_sync,
+    fprop as depthwise_mma_sync,
+    wgrad as depthwise_wgrad_mma_sync,
+)
 from .tensor_cores.pointwise import dgrad as pointwise_mma_sync  # noqa: F401
 from .tensor_cores.mma_sync import dgrad as mma_sync_dgrad, halo_wgrad, wgrad as mma_sync_wgrad  # noqa: F401
 from .nhwc_direct import depthwise_dgrad, depthwise_wgrad, grouped_dgrad, grouped_wgrad  # noqa: F401

@@ -14,7 +14,6 @@ from tvmconv import baselines
 from tvmconv.baselines import cudnn, cupy
 from tvmconv.baselines.base import UnsupportedDeviceError
 from tvmconv.baselines.torch_calls import TorchConvCall
-from tvmconv.devices import Timing
 from tvmconv.devices.cuda.device import CudaDevice
 from tvmconv.errors import DeviceError
 from tvmconv.verification import Problem
@@ -118,8 +117,7 @@ class FakePicks:
         if own is None:
             raise DeviceError(f"cannot compute {kind}")
         taken = own.pop(0) if len(own) > 1 else own[0]
-        timing = Timing((taken,), "by hand", cold)
-        return SimpleNamespace(call=call, timing=timing, close=lambda: self.closed.append(taken))
+        return SimpleNamespace(call=call, seconds=taken, close=lambda: self.closed.append(taken))
 
 
 @pytest.fixture
@@ -139,7 +137,7 @@ def test_cudnn_picks_for_every_call_and_again_for_the_fastest(pick):
     fastest, picks = pick(fused=[1.0, 1.1, 0.9, 1.0], apart=[2.0])
     again = ["fused"] * 2 * (1 + cudnn.MAX_UNIMPROVED_ROUNDS)  # in both layouts, and the first round finds 0.9
     assert picks.asked == [*["apart", "fused"] * 2, *again]
-    assert fastest.timing.median == 0.9
+    assert fastest.seconds == 0.9
     assert picks.closed.count(0.9) == 0  # only the fastest keeps its tensors
     assert len(picks.closed) == len(picks.asked) - 1
 
@@ -147,20 +145,20 @@ def test_cudnn_picks_for_every_call_and_again_for_the_fastest(pick):
 @pytest.mark.parametrize("slow_picks", range(8))
 def test_a_fast_algorithm_that_is_seldom_picked_is_found(pick, slow_picks):
     fastest, _ = pick("conv2d:1x4x6x6,4x4x3x3", apart=[*[36.7e-6] * slow_picks, 29.3e-6, 36.7e-6])
-    assert fastest.timing.median == 29.3e-6
+    assert fastest.seconds == 29.3e-6
 
 
 def test_cudnn_tries_another_number_of_algorithms_in_each_round(pick):
     _, picks = pick("conv2d:1x4x6x6,4x4x3x3", apart=[1.0])
     first, rounds = picks.num_algorithms[:2], picks.num_algorithms[2::2]  # each in both layouts
     assert first == [0, 0]
-    assert sorted(rounds) == sorted(2 * cudnn.NUM_ALGORITHMS)
+    assert {*rounds} == {*cudnn.NUM_ALGORITHMS}
     assert rounds[:3] == [2, 3, 4]
 
 
 def test_calls_that_cudnn_cannot_run_are_left_out_if_others_can(pick):
     fastest, picks = pick(apart=[2.0])
-    assert fastest.timing.median == 2.0
+    assert fastest.seconds == 2.0
     assert picks.asked.count("fused") == 2  # once in each layout
     with pytest.raises(DeviceError, match="cannot compute apart"):
         pick()
@@ -173,6 +171,9 @@ class FakeTensor:
         return self
 
     float = cpu = lambda self: self
+
+    def add_(self, value):
+        return self
 
     def numpy(self):
         return np.zeros(1)
@@ -202,6 +203,7 @@ def steps(monkeypatch):
         return FakeTensor()
 
     monkeypatch.setattr(cudnn, "torch_with_cudnn", lambda: torch)
+    monkeypatch.setattr(cudnn.CudnnPick, "_busy_until", {})
     monkeypatch.setattr(cudnn, "to_tensor", lambda array: FakeTensor())
     monkeypatch.setattr(cudnn, "translate_library_errors", lambda *_: contextlib.nullcontext())
     monkeypatch.setattr(cudnn, "warm_up", lambda replay, stream, seconds: done.append(("warm up", stream)))
@@ -214,6 +216,19 @@ def test_the_gpu_is_warm_before_cudnn_tries_its_algorithms(steps, described, num
         CONVOLUTION, steps.call, CONVOLUTION.inputs(0), described, cold=False, num_algorithms=number
     )
     tries = number is not None
-    assert steps.done == [("warm up", 7)] * tries + [("compute", tries, number or 0)] * 3
+    assert steps.done == [("warm up", 7)] + [("compute", tries, number or 0)] * 3
     assert steps.torch.backends.cudnn.benchmark_limit == 10  # as before
     assert ("best algorithm" if tries else "algorithm by heuristics") in picked.description
+
+
+def test_a_pick_is_timed_briefly_and_leaves_the_gpu_warm_for_the_next_one(steps, described, monkeypatch):
+    monkeypatch.setattr(cudnn, "capture_until_long_enough", lambda capture, stream, launch_multiple: ("replay", 4))
+    monkeypatch.setattr(cudnn, "time_between_events", lambda stream, replay, count: [1e-3] + [2e-3] * (count - 1))
+
+    def pick():
+        return cudnn.CudnnPick(CONVOLUTION, steps.call, CONVOLUTION.inputs(0), described, cold=False)
+
+    assert pick().time_briefly() == 2e-3 / 4
+    steps.done.clear()
+    pick()
+    assert ("warm up", 7) not in steps.done

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from tvmconv.benchmarks.layer_table import make_layer_table
+from tvmconv.benchmarks.layer_table import keep_newest, make_layer_table, make_summary_table
 from tvmconv.benchmarks.torch_table import make_layout_table, make_quantized_table, make_torch_models_table
 from tvmconv.experiments.sweep import Sweep
 
@@ -85,6 +85,16 @@ def test_a_layer_table_of_several_devices_names_them():
     several, one = make_layer_table([*map(Sweep.read, files)]), make_layer_table([Sweep.read(files[0])])
     assert {row[-1] for row in several.rows} == {"NVIDIA H200", "NVIDIA H100 80GB HBM3", "—"}
     assert "device" not in one.headers
-    assert [row[:4] for row in one.rows[:-1]] == [
-        row[:4] for row in several.rows[: len(one.rows) - 1]
-    ]  # the first counts
+
+
+def test_a_layer_table_has_the_newest_run_of_each_layer():
+    files = sorted((ROOT / "tuning_logs/nvidia-h200/gradients").glob("gradients-dense*.json.gz"))
+    sweeps = {file: Sweep.read(file) for file in files}
+    kept = keep_newest(sweeps)
+    workloads = [result.workload for sweep in kept for result in sweep.results]
+    assert len(set(workloads)) == len(workloads) == len({r.workload for s in sweeps.values() for r in s.results})
+    assert kept != [*sweeps.values()]
+    times = {result.workload.text: result.seconds["tuned"] for sweep in kept for result in sweep.results}
+    assert times["conv3d_dgrad:8x64x16x56x56,64x64x3x3x3,s1,p1,f16,nhwc"] == pytest.approx(155.2e-6, rel=1e-3)
+    (row,) = make_summary_table(sweeps).rows
+    assert [*row[:2]] == ["dense", str(len(times))]

@@ -26,12 +26,12 @@ def test_table_compares_8_bits_with_libraries():
 def test_table_of_a_file_is_written_into_a_page(tmp_path, capsys, content):
     page, file = tmp_path / "page.md", tmp_path / "eight-bits.json"
     page.write_text("<!-- eight-bits -->\n<!-- /eight-bits -->\n")
-    times = {"workload": "a", "seconds": {"f16": 2e-6, "i8": 1e-6}}
+    times = {"workload": "conv2d:1x16x8x8,16x16x3x3,s1,p1,f16,nhwc", "seconds": {"f16": 2e-6, "i8": 1e-6}}
     file.write_text(content or json.dumps({"provenance": "GPU; 2026", "layers": [times]}))
     command = ["bench", "eight-bits", "--from", str(file), "--dtype", "i8", "--update-page", str(page)]
     assert cli.main(command) == (2 if content else 0)
     if content:
         assert "expected a file eight-bits.json" in capsys.readouterr().err
     else:
-        assert "| `a` | 2.00 | 1.00 |" in page.read_text()
+        assert "p1,f16,nhwc` | 2.00 | 1.00 |" in page.read_text()
         assert "Median times. GPU; 2026" in page.read_text()

@@ -111,6 +111,8 @@ def command_of(section, page, folder):
         return ["counters", "--from", *recorded("*/*/kernels-beside.json.gz")]
     if section == "eight-bits":
         return ["bench", "eight-bits", "--from", *recorded("*/*/eight-bits.json")]
+    if section == "gradients":
+        return ["bench", "layer-table", *recorded("*/gradients/*.json.gz"), "--summary", "--section", section]
     if section.startswith("gradients-"):
         return ["bench", "layer-table", *reversed(recorded(f"*/gradients/{section}*.json.gz")), "--section", section]
     if section in ("video", "video-bare", "batches", "batches-depthwise"):

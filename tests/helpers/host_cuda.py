@@ -23,6 +23,15 @@ static std::vector<std::unique_ptr<std::barrier<>>> warps;
 #define __launch_bounds__(threads)
 static void __syncthreads() { cta->arrive_and_wait(); }
 static void __syncwarp() { warps[threadIdx.y]->arrive_and_wait(); }
+static float exchanged[1024];
+static float __shfl_xor_sync(unsigned, float value, int distance) {  // among the threads of a row of the CTA
+  unsigned thread = threadIdx.y * blockDim.x + threadIdx.x;
+  exchanged[thread] = value;
+  __syncwarp();
+  float other = exchanged[thread ^ distance];
+  __syncwarp();
+  return other;
+}
 static float rsqrtf(float x) { return 1.0f / sqrtf(x); }
 """
 RUN = """

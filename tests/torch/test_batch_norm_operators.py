@@ -1,19 +1,22 @@
 """Batch normalizations with sum and activation in compiled graphs: the operators, and what they compute."""
 
 import copy
+import shutil
+from types import SimpleNamespace
 
 import pytest
 import torch
+from host_cuda import compile_kernels
 from torch import nn
 from torch.nn import functional as pytorch
 from training import differ, in_double, lay_out, run_with_gradients
 
 from tvmconv.compiler import nvrtc
+from tvmconv.torch import batch_norm_kernels, batch_norm_source, running_statistics, training_backend, weight_casts
 from tvmconv.torch import batch_norm_operators as operators
-from tvmconv.torch import running_statistics, training_backend, weight_casts
 from tvmconv.torch.backend import backend
 from tvmconv.torch.batch_norm_fusion import find_norm_sites
-from tvmconv.torch.batch_norm_source import ACTIVATIONS, make_source
+from tvmconv.torch.batch_norm_source import ACTIVATIONS, SECOND_ARRAY, make_source
 from tvmconv.torch.conv_call import FORWARD, STATS_IN_GRAPHS, make_workload
 from tvmconv.torch.kernel_table import TableEntry, table
 from tvmconv.torch.signature import parse_signature
@@ -68,6 +71,8 @@ def test_operators_are_as_pytorch_wants_them():
         (operators.batch_norm_stats, (x,)),
         (operators.batch_norm_act, (*with_gradients[:2], None, stats, with_gradients[2], None, EPS, "relu")),
         (operators.batch_norm_act_backward, (dz, dz, x, residual, *parameters)),
+        (operators.batch_norm_act_backward, (dz, dz[:, :, :1, :1].expand(dz.shape), x, None, *parameters)),
+        (operators.mean_pixels, (x, x.new_empty(()).expand(x.shape).clone().requires_grad_())),
         (running_statistics.update_running_stats, ([weight], [weight.clone()], [stats], [1.5], 0.1)),
         (weight_casts.cast_all, ([*with_gradients, weight.clone().requires_grad_()], torch.bfloat16)),
         (running_statistics.increase_counters, ([torch.tensor(3)], 1)),
@@ -249,6 +254,65 @@ def test_without_a_compiler_operators_compute_all_normalizations(monkeypatch):
     assert differ(found, run_with_gradients(in_double(model), x.double()), floor=1e-3) < 1e-3
 
 
+class Excitation(nn.Module):
+    """A normalization with activation, and squeeze and excitation after it."""
+
+    def __init__(self, pool):
+        super().__init__()
+        self.convs = nn.ModuleList(nn.Conv2d(size, 4, 1) for size in (3, 4, 4))
+        self.norm, self.pool = nn.BatchNorm2d(4), pool
+
+    def forward(self, x):
+        y = pytorch.silu(self.norm(self.convs[0](x)))
+        return self.convs[2](y * torch.sigmoid(self.convs[1](self.pool(y))))
+
+
+def average(y):
+    return y.mean((2, 3), keepdim=True)
+
+
+@pytest.mark.parametrize(("pool", "count"), [(nn.AdaptiveAvgPool2d(1), 1), (average, 1), (nn.AvgPool2d((6, 5)), 0)])
+def test_the_gradient_of_a_mean_stays_one_number_per_channel(monkeypatch, pool, count):
+    monkeypatch.setattr(training_backend, "fill_table", lambda *_: [])
+    torch.manual_seed(0)
+    model, x, calls = Excitation(pool), draw(4, 3, 6, 5), []
+    torch._dynamo.reset()
+    options = {"choose": "tuned", "fallback_backend": "eager"}
+    compiled = torch.compile(copy.deepcopy(model), backend=backend, options=options)
+    run = operators.batch_norm_act_backward
+    monkeypatch.setattr(operators, "batch_norm_act_backward", lambda *values: calls.append(values) or run(*values))
+    found = run_with_gradients(compiled._orig_mod, x, compiled)
+    assert differ(found, run_with_gradients(in_double(model), x.double()), floor=1e-3) < 1e-4
+    assert [values[1] is not None and values[1].stride()[2:] == (0, 0) for values in calls] == [bool(count)]
+
+
+@pytest.mark.skipif(not shutil.which("g++"), reason="g++ is missing")
+def test_kernels_on_the_cpu_add_a_gradient_of_samples(tmp_path, monkeypatch):
+    for module in (batch_norm_source, batch_norm_kernels):
+        for name, size in (("THREADS", 16), ("COMBINED_CHANNELS", 4), ("COMBINING_THREADS", 2)):
+            monkeypatch.setattr(module, name, size)
+    names = "sum_gradients", "finish_gradients", "apply_gradients"
+
+    class HostKernels:
+        def __init__(self, source, _):
+            self._functions = compile_kernels(source, names, tmp_path)
+
+        def launch(self, name, launch, parameters):
+            self._functions[name](launch, parameters)
+
+    monkeypatch.setattr(batch_norm_kernels, "SourceKernels", HostKernels)
+    monkeypatch.setattr(batch_norm_kernels, "_load_kernels", batch_norm_kernels._load_kernels.__wrapped__)
+    device = SimpleNamespace(multi_processor_count=2)
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda _: device)
+    torch.manual_seed(0)
+    x, dz, second = draw(3, 6, 5, 4), draw(3, 6, 5, 4), torch.randn(3, 6)
+    parameters = operators.batch_norm_stats(x), torch.rand(6), torch.randn(6), EPS, "silu"
+    found = batch_norm_kernels.differentiate([dz, second], x, None, *parameters)
+    expanded = second.view(3, 6, 1, 1).expand(x.shape)
+    expected = operators.batch_norm_act_backward(dz, expanded, x, None, *parameters)
+    assert differ(found[:2], [each.double() for each in expected[:2]]) < 1e-5
+
+
 def count_sites(model, x, *, is_eager=False):
     counts = []
 
@@ -264,7 +328,7 @@ def count_sites(model, x, *, is_eager=False):
 
 
 def test_kernels_do_not_spill_registers():
-    source = make_source("bfloat16", "silu", vector=8, has_residual=True, has_second=True)
+    source = make_source("bfloat16", "silu", vector=8, has_residual=True, second=SECOND_ARRAY)
     kernels = nvrtc.compile_cubin(source, "sm_80").kernels
     assert len(kernels) == 6
     assert all(resources.spills == 0 and resources.registers <= 128 for resources in kernels.values())
@@ -283,12 +347,16 @@ def test_kernels_compute_the_operators(dtype, channels):
             (None, gradients[1]),
             (residual, None),
             (residual, gradients[1]),
+            (None, gradients[1][:, :, :1, :1].expand(x.shape)),
+            (residual, gradients[1][:, :, :1, :1].expand(x.shape)),
         ):
             results = []
             for device in ("cuda", "cpu"):
 
                 def move(tensor, device=device):
-                    return None if tensor is None else tensor.to(device)
+                    if tensor is None or tensor.stride()[-1:] != (0,):
+                        return None if tensor is None else tensor.to(device)
+                    return tensor[:, :, :1, :1].to(device).expand(tensor.shape)
 
                 stats = operators.batch_norm_stats(move(x))
                 parameters = stats, move(weight), move(bias), EPS, activation

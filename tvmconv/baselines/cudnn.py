@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import itertools
+import math
+import statistics
 import time
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager, contextmanager
-from typing import Any
+from typing import Any, ClassVar
 
 from numpy.typing import NDArray
 
@@ -16,7 +18,14 @@ from tvmconv.baselines.torch_calls import Tensors, TorchConvCall, list_calls, to
 from tvmconv.baselines.torch_gradient_calls import list_gradient_calls
 from tvmconv.compiler.executable import ArrayType
 from tvmconv.devices.cuda.device import CudaDevice
-from tvmconv.devices.cuda.graphs import IDLE_WARM_UP_SECONDS, Replay, time_buffer_sets, warm_up
+from tvmconv.devices.cuda.graphs import (
+    IDLE_WARM_UP_SECONDS,
+    Replay,
+    capture_until_long_enough,
+    time_between_events,
+    time_buffer_sets,
+    warm_up,
+)
 from tvmconv.devices.device import BufferSets, Device, Timing
 from tvmconv.errors import DeviceError
 from tvmconv.optional_packages import format_install_command
@@ -29,11 +38,13 @@ AnyConv = Conv | DerivedConv | Filter
 
 NEAR_RATIO = 1.15  # calls within this factor of the fastest are picked again
 NUM_ALGORITHMS = (0, 2, 3, 4, 6, 8, 10, 12, 16, 24)  # algorithms that cuDNN tries, by round; 0: all
-MAX_UNIMPROVED_ROUNDS = 2 * len(NUM_ALGORITHMS)  # rounds without a faster pick after which picking ends
+MAX_UNIMPROVED_ROUNDS = len(NUM_ALGORITHMS) + 2  # rounds without a faster pick after which picking ends
 MIN_IMPROVEMENT = 0.01  # fraction by which a pick must be faster to count as an improvement
-PICK_SECONDS = 0.04  # timing of each pick
-MAX_PICKING_SECONDS = 5.0  # time after which picking ends; some calls have very many algorithms
+PICK_SECONDS, MIN_PICK_REPLAYS = 0.02, 5  # timing of each pick
+MAX_PICKING_SECONDS = 3.0  # time after which picking ends; some calls have very many algorithms
 WARM_UP_VALUES = 1 << 24  # float32 values of the warm-up kernel
+MAX_IDLE_SECONDS = 0.2  # after a longer pause the GPU may have lowered its clocks
+NUM_BUSY_LAUNCHES = 300  # launches of it, some 10 ms, that keep the clocks of a busy GPU steady before a trial
 
 
 @baseline("cudnn")
@@ -53,7 +64,8 @@ def time_cudnn(
     threads, until `MAX_UNIMPROVED_ROUNDS` rounds find no faster algorithm or `MAX_PICKING_SECONDS` have passed. Each
     round limits cuDNN's trials to another number of algorithms in the order of its heuristics. Fewer trials make it
     less likely that a slow algorithm wins by chance: on an H100, the fastest algorithm of a layer was picked in 0 of 24
-    trials of all algorithms, and in 4 of 8 trials of the first 2 to 6. The GPU is warmed up before each pick. The
+    trials of all algorithms, and in 4 of 8 trials of the first 2 to 6. The GPU is busy before each pick, so that the
+    timing of a pick needs no further warm-up. The
     fastest pick is kept for `Baseline.time_again`, which times it in other memory each time, as our kernels are, and
     the description names it.
 
@@ -98,9 +110,8 @@ def pick_fastest(w: AnyConv, inputs: Sequence[NDArray[Any]], gpu: CudaDevice, *,
         except DeviceError as error:
             errors.append(error)
             return
-        median = candidate.timing.median
-        best_seconds[number] = min(median, best_seconds.get(number, median))
-        if fastest is None or median < fastest.timing.median:
+        best_seconds[number] = min(candidate.seconds, best_seconds.get(number, candidate.seconds))
+        if fastest is None or candidate.seconds < fastest.seconds:
             fastest, candidate = candidate, fastest
         if candidate is not None:
             candidate.close()
@@ -111,12 +122,12 @@ def pick_fastest(w: AnyConv, inputs: Sequence[NDArray[Any]], gpu: CudaDevice, *,
     started_at, num_unimproved = time.monotonic(), 0  # the first picks, which load libraries, do not count
     algorithm_counts = itertools.cycle([*NUM_ALGORITHMS[1:], NUM_ALGORITHMS[0]])
     while fastest is not None and num_unimproved < MAX_UNIMPROVED_ROUNDS:
-        previous_median, num_algorithms = fastest.timing.median, next(algorithm_counts)
-        for number in [number for number, best in best_seconds.items() if best <= NEAR_RATIO * previous_median]:
+        previous_seconds, num_algorithms = fastest.seconds, next(algorithm_counts)
+        for number in [number for number, best in best_seconds.items() if best <= NEAR_RATIO * previous_seconds]:
             if time.monotonic() - started_at >= MAX_PICKING_SECONDS:
                 return fastest
             try_pick(number, num_algorithms)
-        num_unimproved = 0 if fastest.timing.median < (1 - MIN_IMPROVEMENT) * previous_median else num_unimproved + 1
+        num_unimproved = 0 if fastest.seconds < (1 - MIN_IMPROVEMENT) * previous_seconds else num_unimproved + 1
     if fastest is None:
         raise errors[0]
     return fastest
@@ -128,6 +139,13 @@ def warm_up_gpu(torch: Any, gpu: CudaDevice, stream: int, seconds: float | None 
     warm_up(lambda: values.add_(1.0), stream, seconds)
 
 
+def keep_gpu_busy(torch: Any, gpu: CudaDevice) -> None:
+    """Queue some milliseconds of work on the current stream of a GPU that was busy a moment ago."""
+    values = torch.zeros(WARM_UP_VALUES, device=gpu.text)
+    for _ in range(NUM_BUSY_LAUNCHES):
+        values.add_(1.0)
+
+
 class CudnnPickThread:
     """A thread with one pick of cuDNN, which caches its picks per thread; the arguments are those of `CudnnPick`."""
 
@@ -135,7 +153,7 @@ class CudnnPickThread:
         self._thread = ThreadPoolExecutor(max_workers=1)
         try:
             self.pick = self._thread.submit(CudnnPick, *arguments, **how).result()
-            self.timing = self.time(PICK_SECONDS)  # by which picks are compared
+            self.seconds: float = self._thread.submit(self.pick.time_briefly).result()  # by which picks are compared
         except BaseException:
             self._thread.shutdown()
             raise
@@ -166,6 +184,8 @@ class CudnnPick:
     choice of its heuristics without trials.
     """
 
+    _busy_until: ClassVar[dict[int, float]] = {}  # when the last timing of a pick ended, by GPU
+
     def __init__(
         self,
         w: AnyConv,
@@ -190,8 +210,10 @@ class CudnnPick:
             self._copies = [
                 call.prepare(*(to_tensor(x).to(gpu.text) for x in inputs)) for _ in range(self._sets.num_sets)
             ]
-            if num_algorithms is not None:
+            if time.monotonic() - self._busy_until.get(gpu.index, -math.inf) > MAX_IDLE_SECONDS:
                 warm_up_gpu(torch, gpu, self._stream.cuda_stream)
+            else:
+                keep_gpu_busy(torch, gpu)
             for _ in range(3):  # the first call tries the algorithms, which is not allowed in a capture
                 call.compute(*self._copies[0])
         self._previous_copies: list[Tensors] = []  # keep their memory from being used again
@@ -215,20 +237,34 @@ class CudnnPick:
 
     def time(self, seconds: float) -> Timing:
         """Time the call like kernels, for about `seconds`; only in the thread that created this object."""
-        torch, sets, stream = self._torch, self._sets, self._stream
-
-        def capture(launches: int) -> Replay:
-            graph = torch.cuda.CUDAGraph()
-            # With a hot cache, consecutive outputs reuse the same memory. With a cold one, each set has its own output.
-            outputs: list[Any] = [None] * sets.num_sets
-            with torch.cuda.graph(graph, stream=stream):
-                for i in range(launches):
-                    outputs[i % sets.num_sets] = None
-                    outputs[i % sets.num_sets] = self._call.compute(*self._copies[i % sets.num_sets])
-            return graph.replay
-
         with self._on_stream():
-            return time_buffer_sets(capture, stream.cuda_stream, sets, seconds)
+            timing = time_buffer_sets(self._capture, self._stream.cuda_stream, self._sets, seconds)
+        self._busy_until[self._gpu.index] = time.monotonic()
+        return timing
+
+    def time_briefly(self) -> float:
+        """Return the median seconds of a launch for `PICK_SECONDS`, without a warm-up; likewise in one thread."""
+        stream = self._stream.cuda_stream
+        with self._on_stream():
+            replay, launches = capture_until_long_enough(self._capture, stream, launch_multiple=self._sets.num_sets)
+            samples = time_between_events(stream, replay, 1)
+            if samples[0] < PICK_SECONDS:
+                samples = time_between_events(stream, replay, max(MIN_PICK_REPLAYS, int(PICK_SECONDS / samples[0])))
+        self._busy_until[self._gpu.index] = time.monotonic()
+        return statistics.median(samples) / launches
+
+    def _capture(self, launches: int) -> Replay:
+        """Return a function that replays a graph of launches. With a hot cache, consecutive outputs reuse the same
+        memory. With a cold one, each set has its own output.
+        """
+        graph, num_sets = self._torch.cuda.CUDAGraph(), self._sets.num_sets
+        outputs: list[Any] = [None] * num_sets
+        with self._torch.cuda.graph(graph, stream=self._stream):
+            for i in range(launches):
+                outputs[i % num_sets] = None
+                outputs[i % num_sets] = self._call.compute(*self._copies[i % num_sets])
+        replay: Replay = graph.replay
+        return replay
 
     def close(self) -> None:
         """Free the tensors."""

@@ -15,35 +15,53 @@ from __future__ import annotations
 
 import argparse
 import json
+import math
 import statistics
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, closing
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+from tvmconv.baselines.base import require_gpu
+from tvmconv.baselines.cudnn import CudnnPickThread
+from tvmconv.baselines.torch_calls import list_calls_in_layout
 from tvmconv.benchmarks.common import add_device, add_output, find_device, write_report
-from tvmconv.benchmarks.layouts import ROUND_SECONDS, Clock, Search, list_layers, pick_library_call, search_layout
+from tvmconv.benchmarks.layouts import ROUND_SECONDS, Clock, list_layers, search_layout
+from tvmconv.benchmarks.prebuild import ArchivedKernel, check_arch, measure_kernels, read_entries, select_fastest
 from tvmconv.cli import options, output
 from tvmconv.cli.errors import UsageError
 from tvmconv.cli.progress import progress_line
+from tvmconv.compiler.executable import Executable
 from tvmconv.devices import Device
 from tvmconv.errors import Error
 from tvmconv.experiments.provenance import describe_provenance
 from tvmconv.experiments.run import exceeds_cache
+from tvmconv.logs.log import Log
+from tvmconv.measure.reference_data import ProblemPrefetcher
 from tvmconv.measure.timing_rounds import measure_in_rounds
 from tvmconv.measure.workers.pool import keep_workers_alive, prestart_workers
 from tvmconv.reports.tables import EMPTY_CELL, Table, format_micros, format_significant
 from tvmconv.search.options import TuneOptions
 from tvmconv.search.task_scheduler import tune_tasks
 from tvmconv.verification import Problem
-from tvmconv.workloads import Conv, Workload, dtypes
+from tvmconv.workloads import Conv, Layer, Workload, dtypes, parse
 from tvmconv.workloads.layout import CHANNELS_LAST, UNIFORM_LAYOUTS
+from tvmconv.workloads.suites import write_suite
 
 SECTION = "eight-bits"  # of pages, and name of the files
 FLOAT16, CUDNN = "f16", "cuDNN f16"
 EIGHT_BIT_TEXTS = tuple(dtypes.DTYPES[name].text for name in dtypes.EIGHT_BIT_DTYPES)
 DEFAULT_DTYPES = (dtypes.FLOAT8_E4M3.text, dtypes.INT8.text)
+NUM_FINALISTS = 2  # fastest kernels of an archive, which are timed again to choose one
+# Picks of cuDNN: by its heuristics, and by trials of its first algorithms. Trials of all take seconds for a layer, and
+# seldom find a faster one (`tvmconv.baselines.cudnn`).
+NUM_ALGORITHMS = (None, 2, 4)
+NEAR_RATIO = 1.15  # layouts within this factor of the fastest first pick of cuDNN are picked again
+
+VERIFY = "auto"  # which outputs are verified
+
+Candidate = tuple[Clock, str]  # clock of a kernel, and its schedule and config
 
 
 @dataclass
@@ -60,14 +78,18 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     """Add the options of the benchmark."""
     text = "Convolutions, or files with one on each line."
     parser.add_argument("workloads", nargs="*", metavar="WORKLOAD", help=text)
-    text = "File eight-bits.json to read, without measurements."
-    parser.add_argument("--from", dest="file", type=Path, metavar="FILE", help=text)
+    text = "Files eight-bits.json to read, without measurements; of equal convolutions, the last one counts."
+    parser.add_argument("--from", dest="files", nargs="+", type=Path, metavar="FILE", help=text)
     text = f"8-bit dtype (default: {' and '.join(DEFAULT_DTYPES)})"
     options.add_option(parser, "--dtype", None, text, choices=EIGHT_BIT_TEXTS, repeat=True)
     text = "Batch size (default: that of each convolution)"
     options.add_option(parser, "--batch", "N", text, type=options.parse_count, repeat=True)
     text = "Search each dtype for S seconds"
     options.add_option(parser, "--seconds", "S", text, type=options.parse_positive, default=3.0)
+    text = "Archives (.zip) of bench prebuild build to take kernels from, without a search."
+    parser.add_argument("--archive", nargs="+", type=Path, metavar="FILE", help=text)
+    text = "Suite (.json) to write the workloads of all dtypes to for bench prebuild build, without measurements."
+    parser.add_argument("--write-suite", type=Path, metavar="FILE", help=text)
     add_device(parser)
     add_output(parser)
     options.add_page(parser)
@@ -75,11 +97,15 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Measure the layers one after another, and write the table after each; or read the results of a file."""
-    if bool(args.file) == bool(args.workloads):
+    if bool(args.files) == bool(args.workloads):
         raise UsageError("expected convolutions to measure, or --from FILE")
     names = tuple(args.dtype or DEFAULT_DTYPES)
-    if args.file:
-        measured, provenance = read_times(args.file)
+    if args.write_suite:
+        variants = [make_variant(w, text) for w in list_batches(args) for text in (FLOAT16, *names)]
+        write_suite([Layer(w.text, w, 1) for w in variants], args.write_suite)
+        return 0
+    if args.files:
+        measured, provenance = read_all_times(args.files)
     else:
         device = find_device(args)
         provenance = describe_provenance(device, args.command)
@@ -94,8 +120,7 @@ def _measure_and_write(
     args: argparse.Namespace, names: Sequence[str], device: Device, provenance: str
 ) -> Iterator[EightBitTimes]:
     """Measure the layers, and yield the times of each after the files have them."""
-    convolutions = list_layers(args.workloads)
-    layers = [*dict.fromkeys(vary(w, N=batch or w.N) for batch in args.batch or [None] for w in convolutions)]
+    layers = list_batches(args)
     args.out.mkdir(parents=True, exist_ok=True)
     measured = list[EightBitTimes]()
     for times in measure_layers(layers, names, device, args):
@@ -104,6 +129,12 @@ def _measure_and_write(
         write_report(args.out, SECTION, [make_table(measured, names)], notes, data, "8-bit convolutions")
         output.print_intermediate(args, make_table([times], names, has_mean=False).format_markdown())
         yield times
+
+
+def list_batches(args: argparse.Namespace) -> list[Conv]:
+    """Return the convolutions of the arguments with each of the batch sizes."""
+    convolutions = list_layers(args.workloads)
+    return [*dict.fromkeys(vary(w, N=batch or w.N) for batch in args.batch or [None] for w in convolutions)]
 
 
 def _make_data(measured: Sequence[EightBitTimes], provenance: str) -> dict[str, Any]:
@@ -120,6 +151,14 @@ def read_times(file: Path) -> tuple[list[EightBitTimes], str]:
         raise UsageError(f"cannot read {file}: {error.strerror}") from error
     except (ValueError, TypeError, KeyError) as error:
         raise UsageError(f"{file}: expected a file eight-bits.json of tvmconv bench eight-bits") from error
+
+
+def read_all_times(files: Sequence[Path]) -> tuple[list[EightBitTimes], str]:
+    """Return the times of several files by size of the batch, and their provenances."""
+    pairs = [read_times(file) for file in files]
+    by_workload = {times.workload: times for measured, _ in pairs for times in measured}
+    in_order = sorted(by_workload.values(), key=lambda times: parse_conv(times.workload).N)
+    return in_order, "\n\n".join(dict.fromkeys(provenance for _, provenance in pairs))
 
 
 def vary(w: Conv, **changes: Any) -> Conv:
@@ -139,57 +178,167 @@ def make_variant(w: Conv, text: str) -> Conv:
 def measure_layers(
     layers: Sequence[Conv], names: Sequence[str], device: Device, args: argparse.Namespace
 ) -> Iterator[EightBitTimes]:
-    """Search each convolution in all dtypes, and yield its times; a search prepares the next one.
+    """Find kernels of each convolution in all dtypes, and yield its times; a search prepares the next one.
 
-    The worker processes of the searches start once.
+    The worker processes of the searches start once. Archives need no search.
     """
+    log = args.out / f"{SECTION}.jsonl"
+    if args.archive:
+        kernels, archive_log = read_archives(args.archive, device), Log(log)
+        problems, variants = ProblemPrefetcher(), [make_variant(w, text) for w in layers for text in (FLOAT16, *names)]
+        for number, w in enumerate(layers, 1):
+            times = EightBitTimes(make_variant(w, FLOAT16).text)
+            with ExitStack() as stack:
+                candidates = dict[str, list[Candidate]]()
+                for text in (FLOAT16, *names):
+                    try:
+                        candidates[text] = list_archived(make_variant(w, text), kernels, device, archive_log, problems)
+                    except Error as error:
+                        times.failures.append(f"{text}: {error}")
+                for variant in variants[number * (1 + len(names)) :][: 1 + len(names)]:  # of the next convolution
+                    problems.prefetch(variant, VERIFY)
+                yield measure_layer(times, candidates, names, device, f"{number} of {len(layers)}, {w.text}, ", stack)
+        return
     workloads: dict[Workload, float] = {make_variant(w, text): 1.0 for w in layers for text in (FLOAT16, *names)}
-    tune_options = TuneOptions(seconds=args.seconds, log=args.out / f"{SECTION}.jsonl", measure_baseline=False)
+    tune_options = TuneOptions(seconds=args.seconds, log=log, measure_baseline=False)
     with keep_workers_alive(starts_fork_server=True):
         prestart_workers(tune_options.workers, [device])
         searches = tune_tasks(workloads, [device], replace(tune_options, counts_from_ready_workers=True))
         for number, w in enumerate(layers, 1):
-            yield measure_layer(w, names, searches, device, f"{number} of {len(layers)}, {w.text}, ")
+            half = make_variant(w, FLOAT16)
+            times, candidates, cold = EightBitTimes(half.text), {}, exceeds_cache(half, device)
+            for text in (FLOAT16, *names):
+                try:
+                    candidates[text] = [search_layout(*next(searches), device, cold)]
+                except Error as error:
+                    times.failures.append(f"{text}: {error}")
+            with ExitStack() as stack:
+                yield measure_layer(times, candidates, names, device, f"{number} of {len(layers)}, {w.text}, ", stack)
+
+
+def read_archives(paths: Sequence[Path], device: Device) -> dict[str, list[ArchivedKernel]]:
+    """Return the kernels of archives of `bench prebuild build`, by the text of the workload."""
+    kernels: dict[str, list[ArchivedKernel]] = {}
+    for path in paths:
+        for entry, _, executable in read_entries(path):
+            check_arch(entry, device, path)
+            kernels.setdefault(entry["workload"], []).append((entry, executable))
+    return kernels
+
+
+def list_archived(
+    w: Conv,
+    kernels: Mapping[str, Sequence[ArchivedKernel]],
+    device: Device,
+    log: Log,
+    problems: ProblemPrefetcher,
+) -> list[Candidate]:
+    """Verify and time the archived kernels of a convolution, and return the clocks of the fastest ones."""
+    problem = problems.get(w, VERIFY)
+    with closing(device.create_benchmark(problem.inputs, problem.expected_output)) as benchmark:
+        records = measure_kernels(w, kernels.get(w.text, ()), device, benchmark, log)
+    fastest = select_fastest(records, kernels.get(w.text, ()), NUM_FINALISTS)
+    if not fastest:
+        raise Error("no kernel of the archives is right")
+    cold = exceeds_cache(make_variant(w, FLOAT16), device)
+
+    def make_clock(executable: Executable) -> Clock:
+        kernel = device.load(executable)
+        return lambda seconds: kernel.time(problem.inputs, cold=cold, seconds=seconds).median
+
+    return [(make_clock(executable), describe_entry(entry)) for entry, executable in fastest]
+
+
+def describe_entry(entry: Mapping[str, Any]) -> str:
+    """Return the schedule and the config of an archived kernel."""
+    return " ".join([entry["schedule"], *(f"{name}={value}" for name, value in entry["config"].items())])
 
 
 def measure_layer(
-    w: Conv, names: Sequence[str], searches: Iterator[Search], device: Device, heading: str
+    times: EightBitTimes,
+    candidates: Mapping[str, Sequence[Candidate]],
+    names: Sequence[str],
+    device: Device,
+    heading: str,
+    stack: ExitStack,
 ) -> EightBitTimes:
-    """Search a convolution in all dtypes, then time the fastest kernels and the libraries in turn.
+    """Time a convolution's kernels and the libraries in turn.
 
     Args:
-        w: The convolution.
+        times: The times to add to.
+        candidates: Clocks and descriptions of our kernels by dtype; the fastest of each counts.
         names: Texts of the 8-bit dtypes.
-        searches: Searches, of which the next ones are those of this convolution.
         device: Device to measure on.
         heading: Beginning of progress lines.
+        stack: Context in which the libraries' calls stay.
     """
-    half = make_variant(w, FLOAT16)
-    times, clocks = EightBitTimes(half.text), dict[str, Clock]()
+    half = parse_conv(times.workload)
     cold = exceeds_cache(half, device)
-    with ExitStack() as stack:
-        for text in (FLOAT16, *names):
-            try:
-                clocks[text], times.kernels[text] = search_layout(*next(searches), device, cold)
-            except Error as error:
-                times.failures.append(f"{text}: {error}")
-        on_progress = stack.enter_context(progress_line(heading))
-        on_progress("libraries")
-        for layout in UNIFORM_LAYOUTS:
-            try:
-                clocks[f"{CUDNN} {layout}"] = pick_library_call(half, layout, device, cold, stack)
-            except Error as error:
-                times.failures.append(f"{CUDNN}, {layout}: {error}")
-        for text in names:
-            if clock := _pick_product(make_variant(w, text), device, cold, stack):
-                clocks[f"cuBLAS {text}"] = clock
-        on_progress("timing")
-        keys = [*clocks]
-        rounds = measure_in_rounds(keys, lambda picked: [clocks[key](ROUND_SECONDS) for key in picked], float)
-    seconds = {key: each.median_measurement for key, each in zip(keys, rounds, strict=True)}
-    cudnn = [seconds.pop(key) for key in keys if key.startswith(CUDNN)]
-    times.seconds = {**seconds, **({CUDNN: min(cudnn)} if cudnn else {})}
+    clocks: dict[tuple[str, str], Clock] = {
+        (text, kernel): clock for text, pairs in candidates.items() for clock, kernel in pairs
+    }
+    on_progress = stack.enter_context(progress_line(heading))
+    on_progress("libraries")
+    try:
+        clocks |= {(CUDNN, layout): clock for layout, clock in pick_library_calls(half, device, cold, stack).items()}
+    except Error as error:
+        times.failures.append(f"{CUDNN}: {error}")
+    for text in names:
+        if clock := _pick_product(make_variant(half, text), device, cold, stack):
+            clocks[f"cuBLAS {text}", ""] = clock
+    on_progress("timing")
+    for text, pairs in candidates.items():
+        if len(pairs) > 1:
+            kept = min((kernel for _, kernel in pairs), key=lambda kernel: clocks[text, kernel](ROUND_SECONDS))
+            for _, kernel in pairs:
+                if kernel != kept:
+                    del clocks[text, kernel]
+    keys = [*clocks]
+    rounds = measure_in_rounds(keys, lambda picked: [clocks[key](ROUND_SECONDS) for key in picked], float)
+    for (name, kernel), each in sorted(zip(keys, rounds, strict=True), key=lambda timed: -timed[1].median_measurement):
+        times.seconds[name] = each.median_measurement  # the fastest one comes last
+        if name in candidates:
+            times.kernels[name] = kernel
     return times
+
+
+def pick_library_calls(half: Conv, device: Device, cold: bool, stack: ExitStack) -> dict[str, Clock]:
+    """Return the clock of cuDNN's fastest pick by its layout; the stack closes all picks.
+
+    Layouts whose first pick takes more than `NEAR_RATIO` times as long as the fastest are not picked again.
+    """
+    gpu, inputs = require_gpu(device, CUDNN), Problem(half).inputs
+    picks, errors = dict[str, CudnnPickThread](), list[Error]()
+    calls = [(layout, call) for layout in UNIFORM_LAYOUTS for call in list_calls_in_layout(half, layout)]
+    for num_algorithms in NUM_ALGORITHMS:
+        limit = NEAR_RATIO * min((pick.seconds for pick in picks.values()), default=math.inf)
+        for layout, call in calls:
+            if layout in picks and picks[layout].seconds > limit:
+                continue
+            try:
+                pick = CudnnPickThread(half, call, inputs, gpu, cold=cold, num_algorithms=num_algorithms)
+            except Error as error:
+                errors.append(error)
+                continue
+            stack.callback(pick.close)
+            if layout not in picks or pick.seconds < picks[layout].seconds:
+                picks[layout] = pick
+    if not picks:
+        raise errors[0]
+    fastest = min(picks, key=lambda layout: picks[layout].seconds)
+    return {fastest: make_pick_clock(picks[fastest])}
+
+
+def make_pick_clock(pick: CudnnPickThread) -> Clock:
+    """Return the clock of a pick of cuDNN."""
+    return lambda seconds: pick.time(seconds).median
+
+
+def parse_conv(text: str) -> Conv:
+    """Return the convolution of a text."""
+    workload = parse(text)
+    assert isinstance(workload, Conv)
+    return workload
 
 
 def _pick_product(w: Conv, device: Device, cold: bool, stack: ExitStack) -> Clock | None:

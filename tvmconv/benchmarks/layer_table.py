@@ -2,15 +2,19 @@
 
     tvmconv bench layer-table results/*-tuned.json
     tvmconv bench layer-table results/grouped-tuned.json --section grouped --update-page docs/backward.md
+    tvmconv bench layer-table tuning_logs/*/gradients/*.json.gz --summary
 
 The table has the times of the tuned kernel and of each library, their shares of the physical limit, the speed-ups, and
-in its last line the geometric means. A workload of several files has the times of the first of them. If files are of
-several devices, a column names the device of each time.
+in its last line the geometric means. A workload of several files has the times of the newest run: that of the latest
+date, and on one date that of the largest number at the end of the file's name. If files are of several devices, a
+column names the device of each time. With --summary, the table has a line for each kind of layers, which is the name
+of its files without the word with which all begin, and without their numbers.
 """
 
 from __future__ import annotations
 
 import argparse
+import re
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -19,8 +23,8 @@ from tvmconv.cli import options
 from tvmconv.cli.errors import UsageError
 from tvmconv.experiments.results import TUNED, Result
 from tvmconv.experiments.sweep import Sweep
-from tvmconv.reports.library_comparison import make_comparison_table
-from tvmconv.reports.tables import EMPTY_CELL, Table
+from tvmconv.reports.library_comparison import format_mean, list_compared_names, make_comparison_table
+from tvmconv.reports.tables import EMPTY_CELL, Table, format_optional
 from tvmconv.workloads import Workload
 
 SECTION = "layers"
@@ -32,20 +36,52 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("files", nargs="+", type=Path, metavar="FILE", help="Files NAME-tuned.json.")
     text = f"Section of the page of --update-page that has the table (default: {SECTION})."
     parser.add_argument("--section", default=SECTION, metavar="NAME", help=text)
+    parser.add_argument("--summary", action="store_true", help="Print a line for each kind of layers.")
     options.add_page(parser)
 
 
 def run(args: argparse.Namespace) -> int:
     """Read the results, print the table and write it into a page."""
-    sweeps = [Sweep.read(file) for file in args.files]
-    for file, sweep in zip(args.files, sweeps, strict=True):
+    sweeps = {file: Sweep.read(file) for file in args.files}
+    for file, sweep in sweeps.items():
         if not sweep.has_row(TUNED):
             raise UsageError(
                 f"{file} has no tuned kernels: expected a file NAME-tuned.json of tvmconv bench tune-suite"
             )
-    provenance = "\n\n".join(dict.fromkeys(sweep.provenance for sweep in sweeps))
-    show(make_layer_table(sweeps), args, args.section, f"Median times. {provenance}")
+    if args.summary:
+        table, legend = make_summary_table(sweeps), "Geometric means of the newest run of each layer."
+    else:
+        newest = keep_newest(sweeps)
+        provenance = "\n\n".join(dict.fromkeys(sweep.provenance for sweep in newest))
+        table, legend = make_layer_table(newest), f"Median times. {provenance}"
+    show(table, args, args.section, legend)
     return 0
+
+
+def keep_newest(sweeps: dict[Path, Sweep]) -> list[Sweep]:
+    """Return the sweeps with each workload in its newest run only, without those of which nothing is left."""
+
+    def find_age(file: Path) -> tuple[str, int]:
+        dates = re.findall(r"\b\d{4}-\d\d-\d\d\b", sweeps[file].provenance)
+        return max(dates, default=""), _split_name(file)[1]
+
+    newest: dict[Workload, Path] = {}
+    for file in sorted(sweeps, key=find_age):
+        newest |= dict.fromkeys((result.workload for result in sweeps[file].results), file)
+    kept = []
+    for file, sweep in sweeps.items():
+        labeled = [(label, result) for label, result in sweep.labeled_results if newest[result.workload] == file]
+        if labeled:
+            labels, results = map(list, zip(*labeled, strict=True))
+            kept.append(Sweep(sweep.name, labels, results, sweep.provenance))
+    return kept
+
+
+def _split_name(file: Path) -> tuple[str, int]:
+    """Return the name of a file without its ending and its number, and the number."""
+    match = re.fullmatch(r"(.*?)(?:-(\d+))?", file.name.partition(".json")[0].removesuffix(f"-{TUNED}"))
+    assert match
+    return match[1], int(match[2] or 1)
 
 
 def make_layer_table(sweeps: Sequence[Sweep]) -> Table:
@@ -62,3 +98,24 @@ def make_layer_table(sweeps: Sequence[Sweep]) -> Table:
     cells = [*devices, *[EMPTY_CELL] * (len(table.rows) - len(devices))]
     rows = [(*row, cell) for row, cell in zip(table.rows, cells, strict=True)]
     return Table([*table.headers, DEVICE], rows, {*table.left_aligned, DEVICE})
+
+
+def make_summary_table(sweeps: dict[Path, Sweep]) -> Table:
+    """Return a table with one row for each kind of layers: their number, and the speed-ups over each library."""
+    kinds: dict[str, dict[Path, Sweep]] = {}
+    for file, sweep in sweeps.items():
+        kinds.setdefault(_split_name(file)[0], {})[file] = sweep
+    words = {kind.partition("-")[0] for kind in kinds}
+    prefix = f"{words.pop()}-" if len(words) == 1 else ""
+    names = dict.fromkeys(name for sweep in sweeps.values() for name in list_compared_names(sweep))
+    rows = []
+    for kind, files in sorted(kinds.items()):
+        results = [result for sweep in keep_newest(files) for result in sweep.results]
+        row = [kind.removeprefix(prefix), str(len(results))]
+        for name in names:
+            speedups = [result.compute_speedup(TUNED, name) for result in results]
+            known = [speedup for speedup in speedups if speedup]
+            row += [format_mean(speedups), format_optional(min(known, default=None)), str(sum(s < 1 for s in known))]
+        rows.append(row)
+    headers = [header for name in names for header in (f"× {name}", "least", f"slower than {name}")]
+    return Table(["kind", "layers", *headers], rows, {"kind"})

@@ -249,7 +249,7 @@ def pick_library_call(w: Conv, layout: str, device: Device, cold: bool, stack: E
             picks.append(pick)
     if not picks:
         raise errors[0]
-    fastest = min(picks, key=lambda pick: pick.timing.median)
+    fastest = min(picks, key=lambda pick: pick.seconds)
     return lambda seconds: fastest.time(seconds).median
 
 

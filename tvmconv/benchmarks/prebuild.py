@@ -23,6 +23,7 @@ import zipfile
 from argparse import ArgumentParser, ArgumentTypeError, Namespace
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
+from contextlib import closing
 from importlib import metadata
 from itertools import groupby
 from multiprocessing import get_context
@@ -38,6 +39,7 @@ from tvmconv.cli.progress import progress_line
 from tvmconv.compiler import nvrtc
 from tvmconv.compiler.executable import Executable
 from tvmconv.devices import Device
+from tvmconv.devices.device import Benchmark
 from tvmconv.errors import Error
 from tvmconv.logs.candidates import DEFAULT_CONFIG, PREDICTED, iterate_candidates
 from tvmconv.logs.lines import InvalidLines
@@ -52,6 +54,8 @@ from tvmconv.verification import Problem
 from tvmconv.version import VERSION
 from tvmconv.workloads import Workload
 
+NUM_LEADING_CONFIGS = 4  # number of defaults and estimates before the first prediction
+
 Entry = dict[str, Any]  # JSON of a kernel in an archive: what was built, and how
 ArchivedKernel = tuple[Entry, Executable]
 
@@ -64,6 +68,8 @@ def add_options(parser: ArgumentParser) -> None:
     text = "Schedule to compile (default: those that a search tries)"
     options.add_option(build, "--schedule", "S", text, repeat=True)
     options.add_option(build, "--configs", "N", "Number of configs per schedule", type=options.parse_count, default=24)
+    text = "Number of configs with which a search of all schedules starts, in place of --configs."
+    build.add_argument("--first", type=options.parse_count, metavar="N", help=text)
     source = build.add_mutually_exclusive_group()
     source.add_argument("--log", type=Path, metavar="FILE", help="Log of trials that the tuner learns from.")
     text = "Logs whose fastest config of each layer is compiled."
@@ -99,7 +105,9 @@ def _parse_share(text: str) -> tuple[int, int]:
 def _build(args: Namespace) -> int:
     if args.best and args.schedule:
         raise UsageError("--schedule and --best exclude each other: --best takes the fastest record of any schedule")
-    entries = list(_choose_best(args) if args.best else propose(args))
+    if args.first and (args.best or args.log or args.schedule):
+        raise UsageError("--first excludes --schedule, --log and --best: it takes the configs of a new search")
+    entries = list(_choose_best(args) if args.best else propose_first(args) if args.first else propose(args))
     archived = {_identify(entry) for entry, _, _ in read_entries(args.out)} if args.out.exists() else set()
     entries = [entry for entry in entries if _identify(entry) not in archived]
     num_failed, started_at = 0, time.monotonic()
@@ -138,6 +146,23 @@ def propose(args: Namespace) -> Iterator[Entry]:
                 tuner.tell(r for r in records if (r.workload, r.schedule) == (workload, schedule.name))
             for config in tuner.ask(args.configs):
                 yield _make_entry(workload, schedule.name, config, args.arch)
+
+
+def propose_first(args: Namespace) -> Iterator[Entry]:
+    """Yield the configs with which a search of all schedules starts: defaults, estimates, and predictions."""
+    from tvmconv.search.options import TuneOptions
+    from tvmconv.search.setup import ScheduleSelection, create_search
+
+    device = devices.find_device(args.arch)
+    tune_options = TuneOptions(log=os.devnull, workers=NUM_LEADING_CONFIGS)
+    for workload in dict.fromkeys(options.parse_layers(args).workloads.values()):
+        schedules = registry.schedules_to_tune(workload, "cuda", args.arch)
+        search = create_search(workload, ScheduleSelection(schedules), device, tune_options)
+        num_remaining = args.first
+        while num_remaining and (proposals := search.ask(num_remaining)):
+            num_remaining -= len(proposals)
+            for name, config in proposals:
+                yield _make_entry(workload, name, config, args.arch)
 
 
 def _choose_best(args: Namespace) -> Iterator[Entry]:
@@ -229,26 +254,36 @@ def _measure(args: Namespace) -> int:
 
 def _measure_workload(problem: Problem, kernels: Sequence[ArchivedKernel], device: Device, log: Log) -> list[Record]:
     """Measure a workload's kernels and append their records to a log, then time the fastest ones again, in turn."""
-    benchmark = device.create_benchmark(problem.inputs, problem.expected_output)
     tolerance = problem.workload.tolerance
-    records: list[Record] = []
-    fastest: list[tuple[float, ArchivedKernel]] = []
-    for entry, executable in kernels:
-        best_seconds = fastest[0][0] if fastest else math.inf
-        outcome = measure_executable(device, benchmark, executable, best_seconds, tolerance)
-        records.append(_make_record(problem.workload, device, entry, outcome))
-        log.append(records[-1])
-        if records[-1].ok:
-            fastest.append((records[-1].cost, (entry, executable)))
-            fastest = sorted(fastest, key=lambda timed: timed[0])[:NUM_FINALISTS]
-    rounds = [
-        [measure_executable(device, benchmark, executable, None, tolerance) for _, (_, executable) in fastest]
-        for _ in range(NUM_FINAL_ROUNDS if len(fastest) > 1 else 0)
-    ]
-    for (_, (entry, _)), outcomes in zip(fastest, zip(*rounds, strict=True), strict=False):
+    with closing(device.create_benchmark(problem.inputs, problem.expected_output)) as benchmark:
+        records = measure_kernels(problem.workload, kernels, device, benchmark, log)
+        fastest = select_fastest(records, kernels, NUM_FINALISTS)
+        rounds = [
+            [measure_executable(device, benchmark, executable, None, tolerance) for _, executable in fastest]
+            for _ in range(NUM_FINAL_ROUNDS if len(fastest) > 1 else 0)
+        ]
+    for (entry, _), outcomes in zip(fastest, zip(*rounds, strict=True), strict=False):
         log.append(_make_record(problem.workload, device, entry, merge_results(outcomes), is_final=True))
-    benchmark.close()
     return records
+
+
+def measure_kernels(
+    workload: Workload, kernels: Sequence[ArchivedKernel], device: Device, benchmark: Benchmark, log: Log
+) -> list[Record]:
+    """Verify and time a workload's kernels, and append their records to a log."""
+    records, best_seconds = list[Record](), math.inf
+    for entry, executable in kernels:
+        outcome = measure_executable(device, benchmark, executable, best_seconds, workload.tolerance)
+        records.append(_make_record(workload, device, entry, outcome))
+        log.append(records[-1])
+        best_seconds = min(best_seconds, records[-1].cost)
+    return records
+
+
+def select_fastest(records: Sequence[Record], kernels: Sequence[ArchivedKernel], count: int) -> list[ArchivedKernel]:
+    """Return the kernels of the fastest valid records, the fastest first."""
+    timed = [(record.cost, number) for number, record in enumerate(records) if record.ok]
+    return [kernels[number] for _, number in sorted(timed)[:count]]
 
 
 def _make_record(

@@ -5,7 +5,8 @@
 
 Each network is timed unchanged in both memory formats, and under `torch.compile` in each named mode. Then
 `tvmconv.torch.optimize` optimizes it by a search, and again from the log, and the result is compiled, except in modes
-of --compile-unchanged. With --quantize, it optimizes the network in an 8-bit dtype as well, calibrated on the input.
+of --compile-unchanged. With --quantize, it optimizes the network in an 8-bit dtype, calibrated on the input, in place
+of the optimization from the log.
 Times are those of CUDA graphs, and of eager calls with the host's time included. Outputs are compared with the
 network's in float64.
 After each timing, DIR/torch-NAME.json and .md have all results so far, with the kernel of each layer; the log is
@@ -216,7 +217,7 @@ def _measure(result: NetworkResult, device: Device, args: argparse.Namespace) ->
             quantized = time_optimized(f"{OURS}, {text}", dtype=text, calibrate=[x], progress=show)
         result.reports[text] = quantized.report()
         yield
-    if log and log.exists():
+    if log and log.exists() and not args.quantize:
         time_optimized(FROM_LOG)
         yield
     for mode in args.compile:

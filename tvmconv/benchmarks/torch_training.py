@@ -228,8 +228,9 @@ def _measure(name: str, args: argparse.Namespace) -> Iterator[tuple[list[dict[st
         add(make(OURS, optimized, started_at))
         timed = _time_in_turns(variants)
     yield timed, layers
+    log = tuning["log"] if tuning["log"] and tuning["log"].exists() else None  # there is none if no kernel was timed
     backend, eager_backend = (
-        functools.partial(tvmconv.torch.backend.backend, options={"log": tuning["log"], "fallback_backend": name})
+        functools.partial(tvmconv.torch.backend.backend, options={"log": log, "fallback_backend": name})
         for name in ("inductor", "eager")
     )
     compilations: list[tuple[str, Any, dict[str, Any]]] = [

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from tvmconv import registry
+from tvmconv.cost_model.equivalent import SCHEDULES_IN_BYTES, make_16_bit_equivalent
 from tvmconv.cost_model.model import cost_model_for
 from tvmconv.cost_model.predict import (
     MIN_SPEEDUP_OVER_DEFAULT,
@@ -38,11 +40,13 @@ def recommend_configs(
     """Return the predictions of the best configs for a workload on a device, the best first. Without `spaces`, the cost
     model also chooses the schedule, but only if it covers the first schedule to tune. The default config of this
     schedule comes first, unless the best prediction is clearly faster. There are none if the cost model does not cover
-    the device or the workload.
+    the device or the workload. Of operands of 8 bits, it predicts the equivalent convolution of 16 bits.
     """
     cost_model = cost_model_for(device.arch)
     if not cost_model or not isinstance(workload, ConvOperator):
         return []
+    if equivalent := make_16_bit_equivalent(workload):
+        return _recommend_by_equivalent(workload, equivalent, device, max_configs, spaces)
     if spaces is not None:
         return predict(workload, spaces, cost_model, max_configs)
     first_schedule, *other_schedules = registry.schedules_to_tune(workload, device.kind, device.arch)
@@ -64,6 +68,26 @@ def recommend_configs(
     )
     others = [schedule for schedule in other_schedules if schedule.name not in cost_model.schedule_models]
     return _add_estimates(predictions, workload, others, device)
+
+
+def _recommend_by_equivalent(
+    workload: Workload, equivalent: Workload, device: Device, max_configs: int, spaces: Mapping[str, Space] | None
+) -> list[Prediction]:
+    """Return the predictions for a 16-bit convolution whose configs are legal for its equivalent in 8 bits."""
+    names = [schedule.name for schedule in registry.schedules_to_tune(workload, device.kind, device.arch)]
+    predictions = list[Prediction]()
+    for name in SCHEDULES_IN_BYTES:
+        if name not in (names if spaces is None else spaces):
+            continue
+        space = spaces[name] if spaces else registry.find_schedule(workload, name).space(workload, device.limits)
+        equivalent_space = registry.find_schedule(equivalent, name).space(equivalent, device.limits)
+        for each in recommend_configs(equivalent, device, 2 * max_configs, {name: equivalent_space}):
+            point = space.project(each.config)
+            config = space.config_from_point(point)
+            is_new = all((name, config) != (other.schedule, other.config) for other in predictions)
+            if is_new and space.is_legal(point[None])[0]:
+                predictions.append(replace(each, config=config))
+    return predictions[:max_configs]
 
 
 def _add_estimates(

@@ -206,7 +206,9 @@ class Benchmark(ABC):
 
     @abstractmethod
     def time(self, kernel: LoadedKernel, best_seconds: float) -> tuple[float, ...]:
-        """Time a kernel that ran before with a hot cache, for a duration that depends on `measurement_fraction`.
+        """Time a kernel that ran before, for a duration that depends on `measurement_fraction`.
+
+        The cache is hot, unless the arrays exceed it on a GPU.
 
         A kernel whose launch takes `LONG_LAUNCH_SECONDS` is launched once.
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import math
 from collections import deque
@@ -90,6 +91,15 @@ class PortfolioSearch:
     def batch_size(self) -> int:
         """Number of configs that the tuners prefer to propose before they learn the costs."""
         return sum(member.tuner.batch_size for member in self._members.values() if not member.is_low_priority)
+
+    def list_legal_configs(self) -> None:
+        """List the legal configs of the search spaces in advance, which another thread may do: it takes up to seconds,
+        and the tuners draw their first proposals from the list. Errors of a schedule are raised where it is needed.
+        """
+        for member in self._members.values():
+            if not member.is_low_priority:
+                with contextlib.suppress(Exception):
+                    _ = member.tuner.space.enumerated_legal
 
     def tell(self, records: Sequence[Record]) -> None:
         """Update the tuners with the costs of configs; each record has to be passed only once."""

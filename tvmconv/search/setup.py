@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import contextlib
 import math
+import threading
 from collections.abc import Iterable, Iterator, Sequence
+from concurrent.futures import Future
 from dataclasses import dataclass
 from pathlib import Path
 
 from tvmconv import registry
+from tvmconv.cost_model.equivalent import SCHEDULES_IN_BYTES, make_16_bit_equivalent
 from tvmconv.cost_model.recommend import make_prior, recommend_configs
 from tvmconv.cost_model.similarity import workload_distance
 from tvmconv.devices import Device
@@ -93,11 +96,12 @@ def create_search(
 
 def _estimate_min_seconds(workload: Workload, schedule: registry.Schedule, device: Device) -> float:
     """Return a lower bound of the seconds of each config of a schedule; 0 if unknown. A schedule for all GPUs computes
-    on CUDA cores, at best by Winograd's algorithm.
+    on CUDA cores, at best by Winograd's algorithm if the filter has several taps.
     """
     if not device.peak_flops or schedule.min_arch or schedule.exact_arch:
         return 0.0
-    return workload.flops / MAX_WINOGRAD_GAIN / device.peak_flops
+    has_one_tap = isinstance(workload, ConvOperator) and math.prod(workload.kernel) == 1
+    return workload.flops / (1.0 if has_one_tap else MAX_WINOGRAD_GAIN) / device.peak_flops
 
 
 def _iterate_enqueued(
@@ -164,10 +168,23 @@ def find_nearest_workload_configs(
     logs: Iterable[Path], workload: Workload, schedules: Sequence[str], device_kind: str, max_workloads: int
 ) -> list[tuple[str, Config]]:
     """Return the fastest config of each of the nearest workloads in logs, with its schedule, the nearest first. Records
-    of other kinds of devices do not count. `max_workloads` is for each schedule.
+    of other kinds of devices do not count. `max_workloads` is for each schedule. Workloads of 16 bits are near to one
+    of 8 bits if they are to its equivalent, for schedules whose knobs state bytes.
     """
     if not isinstance(workload, ConvOperator):
         return []
+    if equivalent := make_16_bit_equivalent(workload):
+        names = [name for name in schedules if name in SCHEDULES_IN_BYTES]
+        configs = find_nearest_workload_configs(logs := [*logs], equivalent, names, device_kind, max_workloads)
+        own_configs = _find_nearest_configs(logs, workload, schedules, device_kind, max_workloads)
+        return [*own_configs, *configs]
+    return _find_nearest_configs(logs, workload, schedules, device_kind, max_workloads)
+
+
+def _find_nearest_configs(
+    logs: Iterable[Path], workload: Workload, schedules: Sequence[str], device_kind: str, max_workloads: int
+) -> list[tuple[str, Config]]:
+    """Return the fastest config of each of the nearest workloads with the same number of bits."""
     indexes: dict[tuple[str, Workload], list[tuple[RecordKey, LogIndex]]] = {}
     for log in logs:
         for key, log_index in index_unchanged_log(log).items():
@@ -185,19 +202,34 @@ def find_nearest_workload_configs(
 
 
 class SearchPrefetcher:
-    """Inputs and portfolios for later searches, prepared while another search waits for its trials."""
+    """Inputs and portfolios for later searches, prepared by threads while another search waits for its trials."""
 
     def __init__(self) -> None:
         self.problems = ProblemPrefetcher()
-        self._searches: dict[Workload, PortfolioSearch] = {}
+        self._searches: dict[Workload, Future[PortfolioSearch]] = {}
 
     def prepare(self, workload: Workload, selection: ScheduleSelection, device: Device, options: TuneOptions) -> None:
-        """Prepare the search of a workload. It raises the errors of `create_search`."""
+        """Start to prepare the search of a workload; `pop_search` raises its errors."""
         self.problems.prefetch(workload, options.verify)
-        self._searches[workload] = create_search(workload, selection, device, options)
+        future = self._searches[workload] = Future[PortfolioSearch]()
+
+        def create() -> None:
+            try:
+                search = create_search(workload, selection, device, options)
+            except BaseException as error:
+                future.set_exception(error)
+            else:
+                future.set_result(search)
+                search.list_legal_configs()
+
+        threading.Thread(target=create, name="search", daemon=True).start()
 
     def pop_search(
         self, workload: Workload, selection: ScheduleSelection, device: Device, options: TuneOptions
     ) -> PortfolioSearch:
         """Remove and return the prepared search of a workload; create one if there is none."""
-        return self._searches.pop(workload, None) or create_search(workload, selection, device, options)
+        if future := self._searches.pop(workload, None):
+            return future.result()
+        search = create_search(workload, selection, device, options)
+        threading.Thread(target=search.list_legal_configs, name="legal configs", daemon=True).start()
+        return search

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import functools
 import math
+import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
@@ -22,6 +23,7 @@ _MAX_ENUMERATED_SIZE = 1 << 19  # spaces up to this size are listed for sampling
 # Larger spaces up to this size are listed if few of their points are legal, as drawing a sample takes as long then.
 _MAX_SPARSE_SIZE, _MAX_SPARSE_FRACTION = 1 << 22, 0.01
 _NUM_PROBED, _NUM_LISTED = 1 << 13, 1 << 18  # points drawn to estimate the fraction; points listed at a time
+_ENUMERATION_LOCK = threading.RLock()  # another thread may list a space in advance
 _ITERATED_POINTS = 4096  # points that are decoded at once
 _MAX_DRAWS = 1 << 20  # maximum number of points drawn for one sample; a space with too few legal points stops there
 
@@ -204,9 +206,14 @@ class Space:
         legal[indices] = True
         return legal
 
-    @functools.cached_property
+    @property
     def enumerated_legal(self) -> np.ndarray | None:
         """All legal points of a small space, or of a larger one with few of them: (n, knobs); None for other spaces."""
+        with _ENUMERATION_LOCK:
+            return self._enumerated_legal
+
+    @functools.cached_property
+    def _enumerated_legal(self) -> np.ndarray | None:
         if self.size > _MAX_ENUMERATED_SIZE and not self._has_few_legal_points():
             return None
         chunks = (self.slice_points(start, _NUM_LISTED) for start in range(0, self.size, _NUM_LISTED))

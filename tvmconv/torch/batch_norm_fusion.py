@@ -19,7 +19,7 @@ import torch
 from torch import fx
 from torch.nn import functional
 
-from tvmconv.torch.batch_norm_operators import compute_stats_in_graph, normalize_in_graph
+from tvmconv.torch.batch_norm_operators import average_in_graph, compute_stats_in_graph, normalize_in_graph
 from tvmconv.torch.channel_affine import NORM_ARGUMENTS
 from tvmconv.torch.conv_call import KERNEL_DTYPES
 from tvmconv.torch.conv_site import Metadata
@@ -29,6 +29,7 @@ from tvmconv.workloads.layout import CHANNELS_LAST
 
 DEFAULTS = {"weight": None, "bias": None, "training": False, "momentum": 0.1, "eps": 1e-5}
 POOLING_NAMES = {f"{kind}_pool{ndim}d" for kind in ("avg", "max", "adaptive_avg", "adaptive_max") for ndim in (1, 2, 3)}
+AVERAGE_POOLINGS = {getattr(functional, f"adaptive_avg_pool{ndim}d") for ndim in (1, 2, 3)}
 RELU6_BOUNDS = (0.0, 6.0)  # arguments of `hardtanh`
 ACTIVATION_NAMES: dict[Any, str] = {
     **dict.fromkeys((functional.relu, torch.relu, torch.relu_, "relu", "relu_"), "relu"),
@@ -220,7 +221,7 @@ def replace_norm_sites(
         with graph.inserting_after(pair):
             stand_in = graph.call_function(operator.getitem, (pair, 1))
             replaced[site.result] = graph.call_function(operator.getitem, (pair, 0))
-        if len(site.result.users) > 1:
+        if len(site.result.users) > 1 and not _replace_mean(last, replaced[site.result], stand_in):
             stand_ins[site.result] = stand_in
         last.replace_all_uses_with(replaced[site.result])
         for node in dict.fromkeys((site.result, site.sum_node, site.norm)):
@@ -228,6 +229,38 @@ def replace_norm_sites(
                 graph.erase_node(copies[node])
     for update in updates.values():
         update.insert(graph)
+
+
+def _replace_mean(node: fx.Node, z: fx.Node, stand_in: fx.Node) -> bool:
+    """Have the operator compute the mean over all pixels of a node's result; return whether there is one.
+
+    Args:
+        node: The node, in whose place `z` comes.
+        z: Result of a site.
+        stand_in: Its stand-in.
+    """
+    mean = next((reader for reader in node.users if _is_mean(reader, node)), None)
+    if mean is None:
+        return False
+    mean.op, mean.target, mean.args, mean.kwargs = "call_function", average_in_graph, (z, stand_in), {}
+    return True
+
+
+def _is_mean(reader: fx.Node, node: fx.Node) -> bool:
+    """Return whether a reader of images computes the mean of each channel over all pixels."""
+    if not reader.args or reader.args[0] is not node:
+        return False
+    if reader.target in AVERAGE_POOLINGS:
+        sizes = [*reader.args[1:], *reader.kwargs.values()]
+        return len(sizes) == 1 and (sizes[0] == 1 or (isinstance(sizes[0], Sequence) and {*sizes[0]} == {1}))
+    arguments = [*reader.args[1:], *reader.kwargs.values()]
+    is_mean = reader.target is torch.mean or (reader.op == "call_method" and reader.target == "mean")
+    return (
+        is_mean
+        and len(arguments) == 2
+        and arguments[1] is True
+        and arguments[0] in ([2, 3], (2, 3), [-2, -1], (-2, -1))
+    )
 
 
 def _can_merge_updates(site: NormSite, metadata: Metadata) -> bool:

@@ -13,7 +13,10 @@ from tvmconv.compiler.executable import LaunchConfig
 from tvmconv.torch.batch_norm_source import (
     COMBINED_CHANNELS,
     COMBINING_THREADS,
+    NO_SECOND,
     ROWS_IN_FLIGHT,
+    SECOND_ARRAY,
+    SECOND_OF_SAMPLES,
     THREADS,
     make_source,
 )
@@ -65,7 +68,7 @@ class _Grid:
 def compute_stats(x: torch.Tensor) -> torch.Tensor:
     """Return mean and biased variance of each channel, of shape (2, channels), in float32."""
     vector = count_vector_elements(x.shape[1], x)
-    kernels = _load_kernels(x.device, x.dtype, "", vector, False, False)
+    kernels = _load_kernels(x.device, x.dtype, "", vector, False)
     grid = _Grid.for_tensor(x, vector, STATS_CTAS)
     stats = torch.empty(2, grid.channels, dtype=torch.float32, device=x.device)
     workspace = grid.allocate_workspace(x)
@@ -86,7 +89,7 @@ def apply(
 ) -> torch.Tensor:
     """Return activation(normalized x + residual)."""
     vector = count_vector_elements(x.shape[1], x, residual)
-    kernels = _load_kernels(x.device, x.dtype, activation, vector, residual is not None, False)
+    kernels = _load_kernels(x.device, x.dtype, activation, vector, residual is not None)
     grid, z = _Grid.for_tensor(x, vector, APPLY_CTAS), torch.empty_like(x)
     kernels.launch("apply", grid.launch, [x, residual, z, stats, weight, bias, grid.rows, grid.channels, eps])
     return z
@@ -105,7 +108,8 @@ def differentiate(
     """Return the gradient of x, those of weight and bias of shape (2, channels), and that of the residual.
 
     Args:
-        gradients: One or two tensors, whose sum is the gradient of the result.
+        gradients: One or two tensors, whose sum is the gradient of the result. The second one may be a matrix with a
+            number for each channel of each sample.
         x: Input of the normalization.
         residual: Summand of its result before the activation; None for none.
         stats: Mean and biased variance of each channel.
@@ -115,13 +119,16 @@ def differentiate(
         activation: Name of the activation.
     """
     vector = count_vector_elements(x.shape[1], x, residual, *gradients)
-    kernels = _load_kernels(x.device, x.dtype, activation, vector, residual is not None, len(gradients) > 1)
+    second_kind = NO_SECOND
+    if len(gradients) > 1:
+        second_kind = SECOND_OF_SAMPLES if gradients[1].dim() < x.dim() else SECOND_ARRAY
+    kernels = _load_kernels(x.device, x.dtype, activation, vector, residual is not None, second_kind)
     grid, dx = _Grid.for_tensor(x, vector, GRADIENT_CTAS), torch.empty_like(x)
     dresidual = None if residual is None else torch.empty_like(x)
     parameter_gradients = torch.empty(2, grid.channels, dtype=torch.float32, device=x.device)
     workspace = grid.allocate_workspace(x)
     first, second = gradients if len(gradients) > 1 else (*gradients, None)
-    parameters = [stats, weight, bias, grid.rows, grid.channels, eps]
+    parameters = [stats, weight, bias, grid.rows, grid.channels, grid.rows // x.shape[0], eps]
     kernels.launch("sum_gradients", grid.launch, [x, residual, first, second, dresidual, workspace, *parameters])
     numbers = [grid.grid[1], grid.channels, eps]
     kernels.launch("finish_gradients", grid.combining_launch, [workspace, stats, parameter_gradients, *numbers])
@@ -133,10 +140,13 @@ def differentiate(
 
 @functools.cache
 def _load_kernels(
-    device: torch.device, dtype: torch.dtype, activation: str, vector: int, has_residual: bool, has_second: bool
+    device: torch.device,
+    dtype: torch.dtype,
+    activation: str,
+    vector: int,
+    has_residual: bool,
+    second: str = NO_SECOND,
 ) -> SourceKernels:
     """Return the kernels on a device; they must not be loaded during a graph capture."""
-    source = make_source(
-        KERNEL_DTYPES[dtype], activation, vector=vector, has_residual=has_residual, has_second=has_second
-    )
+    source = make_source(KERNEL_DTYPES[dtype], activation, vector=vector, has_residual=has_residual, second=second)
     return SourceKernels(source, device)

@@ -5,6 +5,7 @@
 | `tvmconv::batch_norm_stats` | mean and biased variance of each channel, of shape (2, channels) |
 | `tvmconv::batch_norm_act` | z = activation(normalized x + residual) from given statistics |
 | `tvmconv::batch_norm_act_backward` | gradients of x, of weight and bias, and of the residual |
+| `tvmconv::mean_pixels` | mean of each channel of each sample, whose gradient is one number for all pixels |
 
 A compiler would write these reductions and sums in its own kernels; those of `batch_norm_source.py` read each tensor as
 rarely as possible. On the CPU, PyTorch computes the operators.
@@ -12,11 +13,14 @@ rarely as possible. On the CPU, PyTorch computes the operators.
 In a residual network, z has two readers: a convolution, and the sum with a later result. Their gradients would be added
 in a pass of its own. `batch_norm_act` therefore returns a stand-in of z as well, a tensor of its shape with one element
 in memory. The later sum takes the stand-in for the gradient, and z itself, detached, for the values. Both gradients
-then reach the backward operator, which adds them while it reads them.
+then reach the backward operator, which adds them while it reads them. In squeeze and excitation, z is read by a product
+and by a mean over all pixels. `mean_pixels` takes the stand-in for the gradient, too, which stays one number for each
+channel of each sample.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -34,6 +38,7 @@ SCHEMAS = (
     f"batch_norm_act(Tensor x, Tensor? residual, Tensor? residual_stand_in, {PARAMETERS}) -> (Tensor, Tensor)",
     f"batch_norm_act_backward(Tensor dz, Tensor? second_dz, Tensor x, Tensor? residual, {PARAMETERS})"
     " -> (Tensor, Tensor, Tensor)",
+    "mean_pixels(Tensor z, Tensor stand_in) -> Tensor",
 )
 NUM_PARAMETERS = 5  # stats, weight, bias, eps and activation
 
@@ -60,6 +65,7 @@ for _schema in SCHEMAS:
 batch_norm_stats = torch.ops.tvmconv.batch_norm_stats.default
 batch_norm_act = torch.ops.tvmconv.batch_norm_act.default
 batch_norm_act_backward = torch.ops.tvmconv.batch_norm_act_backward.default
+mean_pixels = torch.ops.tvmconv.mean_pixels.default
 
 
 def compute_stats_in_graph(x: torch.Tensor) -> torch.Tensor:
@@ -106,6 +112,11 @@ def normalize_in_graph(
         residual = residual.detach()
     z, stand_in = batch_norm_act(x, residual, residual_stand_in, stats, weight, bias, eps, activation)
     return z, stand_in
+
+
+def average_in_graph(z: torch.Tensor, stand_in: torch.Tensor) -> torch.Tensor:
+    """Return the mean over all pixels by the operator; the gradient reaches the stand-in."""
+    return mean_pixels(z.detach(), stand_in)
 
 
 def _lay_out(tensor: torch.Tensor) -> torch.Tensor:
@@ -161,11 +172,21 @@ def _compute_argument(
 def _run_backward(
     dz: torch.Tensor, second_dz: torch.Tensor | None, x: torch.Tensor, residual: torch.Tensor | None, *parameters: Any
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    gradients = [_lay_out(each.to(x.dtype)) for each in (dz, second_dz) if each is not None]
+    gradients = [_lay_out(dz.to(x.dtype))]
+    if second_dz is not None:
+        second_dz = second_dz.to(x.dtype) if second_dz.dtype is not x.dtype else second_dz
+        gradients.append(_squeeze_expanded(second_dz) if x.is_cuda else second_dz)
     x, residual = _lay_out(x), None if residual is None else _lay_out(residual)
     differentiate = batch_norm_kernels.differentiate if x.is_cuda else _differentiate_by_pytorch
     dx, parameter_gradients, dresidual = differentiate(gradients, x, residual, *parameters)
     return dx, parameter_gradients, x.new_empty(0) if dresidual is None else dresidual
+
+
+def _squeeze_expanded(gradient: torch.Tensor) -> torch.Tensor:
+    """Return a gradient channels last, or as a matrix (samples, channels) if all pixels have the same numbers."""
+    if any(gradient.stride()[2:]) or gradient.dim() == 2:
+        return _lay_out(gradient)
+    return gradient.flatten(2).select(2, 0).contiguous()
 
 
 def _differentiate_by_pytorch(
@@ -189,6 +210,14 @@ def _differentiate_by_pytorch(
     dx = (gradient - offset - normalized * slope) * reciprocal * _view_channels(weight, x, 1.0)
     dresidual = None if residual is None else _allocate(x).copy_(gradient)
     return _allocate(x).copy_(dx), torch.stack(sums), dresidual
+
+
+def _run_mean(z: torch.Tensor, stand_in: torch.Tensor) -> torch.Tensor:
+    return z.mean([*range(2, z.dim())], keepdim=True).contiguous()
+
+
+def _make_fake_mean(z: torch.Tensor, stand_in: torch.Tensor) -> torch.Tensor:
+    return z.new_empty((*z.shape[:2], *(1,) * (z.dim() - 2)))
 
 
 def _make_fake_stats(x: torch.Tensor) -> torch.Tensor:
@@ -230,12 +259,24 @@ def _differentiate(ctx: Any, dz: torch.Tensor | None, dz_of_stand_in: torch.Tens
     return dx, *of_residual, None, dweight, dbias, None, None
 
 
+def _set_up_mean(ctx: Any, inputs: Sequence[Any], output: Any) -> None:
+    ctx.shape = inputs[0].shape
+
+
+def _differentiate_mean(ctx: Any, gradient: torch.Tensor) -> tuple[None, torch.Tensor]:
+    return None, (gradient / math.prod(ctx.shape[2:])).expand(ctx.shape)
+
+
 for _name, _run, _make_fake in (
     ("batch_norm_stats", _run_stats, _make_fake_stats),
     ("batch_norm_act", _run_act, _make_fake_result),
     ("batch_norm_act_backward", _run_backward, _make_fake_gradients),
+    ("mean_pixels", _run_mean, _make_fake_mean),
 ):
     for _device in ("CPU", "CUDA"):
         _library.impl(_name, _run, _device)
     torch.library.register_fake(f"{NAMESPACE}::{_name}", _make_fake, lib=_library)
 torch.library.register_autograd(f"{NAMESPACE}::batch_norm_act", _differentiate, setup_context=_set_up, lib=_library)
+torch.library.register_autograd(
+    f"{NAMESPACE}::mean_pixels", _differentiate_mean, setup_context=_set_up_mean, lib=_library
+)

@@ -13,10 +13,11 @@ the same bits in each run.
 | `apply_gradients` | x, gradient | gradient of x |
 
 The gradients are those of Ioffe and Szegedy, "Batch Normalization", 2015. The gradient of z may be the sum of two
-arrays. The activation's derivative is computed from x and the residual again, which takes less time than to read z.
-Kernels that read what a previous one has just read take the rows in reverse order, because the last ones are still in
-the L2 cache. Most tensors of a network are so small that launches take as long as their bytes. From sm_90 on, each
-kernel therefore starts while the one before it on the stream ends, and waits for its end before it reads memory.
+arrays, or of one and of a number for each channel of each sample. The activation's derivative is computed from x and
+the residual again, which takes less time than to read z. Kernels that read what a previous one has just read take the
+rows in reverse order, because the last ones are still in the L2 cache. Most tensors of a network are so small that
+launches take as long as their bytes. From sm_90 on, each kernel therefore starts while the one before it on the stream
+ends, and waits for its end before it reads memory.
 """
 
 from __future__ import annotations
@@ -27,6 +28,9 @@ THREADS = 256  # largest number of threads of a CTA
 ROWS_IN_FLIGHT = 4  # rows that a thread loads before it computes
 STATS_ROWS_IN_FLIGHT = 8  # the same where it loads one array and has registers left
 COMBINED_CHANNELS, COMBINING_THREADS = 32, 32  # channels of a CTA that adds up a workspace, and its threads for each
+
+# Second gradients of the result: none, an array, or a number for each channel of each sample.
+SECOND_GRADIENTS = NO_SECOND, SECOND_ARRAY, SECOND_OF_SAMPLES = "", "array", "samples"
 
 # Activations of u, and their derivatives.
 ACTIVATIONS = {
@@ -129,6 +133,11 @@ apply(const Element* x, const Element* residual, Element* z, const float* stats,
   }
 }
 
+// The second gradient of z; one number for each channel of each sample if `HAS_SECOND_GRADIENT` is 2.
+__device__ Vector load_second(const Element* dz2, int row, int pixels, int channels, int first) {
+  return load(dz2, (size_t)(HAS_SECOND_GRADIENT == 2 ? row / pixels : row) * channels + first);
+}
+
 // The derivative of the activation times the gradient of z, which is the gradient of the residual.
 __device__ Vector differentiate(const Vector& x, const Vector& residual, const Vector& dz, const Vector& dz2,
                                 const Affine& affine) {
@@ -146,7 +155,7 @@ __device__ Vector differentiate(const Vector& x, const Vector& residual, const V
 extern "C" __global__ void __launch_bounds__(THREADS)
 sum_gradients(const Element* x, const Element* residual, const Element* dz, const Element* dz2, Element* gradients,
               float* workspace, const float* stats, const float* weight, const float* bias, int rows, int channels,
-              float eps) {
+              int pixels, float eps) {
   begin();
   int first = (blockIdx.x * blockDim.x + threadIdx.x) * VECTOR, step = gridDim.y * blockDim.y;
   float sums[2][VECTOR] = {};
@@ -156,11 +165,12 @@ sum_gradients(const Element* x, const Element* residual, const Element* dz, cons
       Vector xs[ROWS_IN_FLIGHT], residuals[ROWS_IN_FLIGHT], dzs[ROWS_IN_FLIGHT], dzs2[ROWS_IN_FLIGHT];
 #pragma unroll
       for (int j = 0; j < ROWS_IN_FLIGHT; ++j) {
-        size_t offset = (size_t)min(row + j * step, rows - 1) * channels + first;
+        int near = min(row + j * step, rows - 1);
+        size_t offset = (size_t)near * channels + first;
         xs[j] = load(x, offset);
         if (HAS_RESIDUAL) residuals[j] = load(residual, offset);
         dzs[j] = load(dz, offset);
-        if (HAS_SECOND_GRADIENT) dzs2[j] = load(dz2, offset);
+        if (HAS_SECOND_GRADIENT) dzs2[j] = load_second(dz2, near, pixels, channels, first);
       }
 #pragma unroll
       for (int j = 0; j < ROWS_IN_FLIGHT; ++j) {
@@ -191,7 +201,8 @@ extern "C" __global__ void finish_gradients(const float* workspace, const float*
 // With a residual, `dz` is the array that `sum_gradients` stored.
 extern "C" __global__ void __launch_bounds__(THREADS)
 apply_gradients(const Element* x, const Element* dz, const Element* dz2, Element* dx, const float* parameter_gradients,
-                const float* stats, const float* weight, const float* bias, int rows, int channels, float eps) {
+                const float* stats, const float* weight, const float* bias, int rows, int channels, int pixels,
+                float eps) {
   begin();
   int first = (blockIdx.x * blockDim.x + threadIdx.x) * VECTOR, step = gridDim.y * blockDim.y;
   if (first >= channels) return;
@@ -205,10 +216,11 @@ apply_gradients(const Element* x, const Element* dz, const Element* dz2, Element
     Vector xs[ROWS_IN_FLIGHT], dzs[ROWS_IN_FLIGHT], dzs2[ROWS_IN_FLIGHT];
 #pragma unroll
     for (int j = 0; j < ROWS_IN_FLIGHT; ++j) {
-      size_t offset = (size_t)max(rows - 1 - number - j * step, 0) * channels + first;
+      int near = max(rows - 1 - number - j * step, 0);
+      size_t offset = (size_t)near * channels + first;
       xs[j] = load(x, offset);
       dzs[j] = load(dz, offset);
-      if (HAS_SECOND_GRADIENT && !HAS_RESIDUAL) dzs2[j] = load(dz2, offset);
+      if (HAS_SECOND_GRADIENT && !HAS_RESIDUAL) dzs2[j] = load_second(dz2, near, pixels, channels, first);
     }
 #pragma unroll
     for (int j = 0; j < ROWS_IN_FLIGHT; ++j) {
@@ -227,7 +239,7 @@ apply_gradients(const Element* x, const Element* dz, const Element* dz2, Element
 """
 
 
-def make_source(dtype: str, activation: str, *, vector: int, has_residual: bool, has_second: bool) -> str:
+def make_source(dtype: str, activation: str, *, vector: int, has_residual: bool, second: str = NO_SECOND) -> str:
     """Return the source of all kernels.
 
     Args:
@@ -235,7 +247,7 @@ def make_source(dtype: str, activation: str, *, vector: int, has_residual: bool,
         activation: Name of the activation; "" for none.
         vector: Channels of a thread, which divide the channels.
         has_residual: Whether a residual is added before the activation.
-        has_second: Whether the gradient of the result is the sum of two arrays.
+        second: What the gradient of the result is the sum of besides one array, as `SECOND_GRADIENTS` names it.
     """
     value, derivative = ACTIVATIONS[activation]
     macros = {
@@ -244,7 +256,7 @@ def make_source(dtype: str, activation: str, *, vector: int, has_residual: bool,
         "ROWS_IN_FLIGHT": ROWS_IN_FLIGHT,
         "STATS_ROWS_IN_FLIGHT": STATS_ROWS_IN_FLIGHT,
         "HAS_RESIDUAL": int(has_residual),
-        "HAS_SECOND_GRADIENT": int(has_second),
+        "HAS_SECOND_GRADIENT": SECOND_GRADIENTS.index(second),
         "COMBINED_CHANNELS": COMBINED_CHANNELS,
         "COMBINING_THREADS": COMBINING_THREADS,
         "ACTIVATE": value,

@@ -69,7 +69,7 @@ class _ErrorRecorder(ShapeRecorder):
         if layer is None:
             return super().run_node(n)
         args, _ = self.fetch_args_kwargs_from_env(n)
-        rounded = round_to_8_bits(args[0].float() / layer.input_scale, layer.dtype)
+        rounded = round_to_8_bits(args[0].float() / layer.input_scale, layer.dtype, layer.zero_points.input)
         output = layer.run_reference(rounded, *args[1:])
         result = super().run_node(n)
         error = (output.double() - result.double()).square().sum()

@@ -25,7 +25,7 @@ __device__ Element narrow(float x) { Element y; asm("cvt.rn.bf16.f32 %0, %1;" : 
 """,
 }
 
-COMMON = """
+BEGIN = """
 // Wait for the end of the previous kernel on the stream, and let the next one start. Source: PTX ISA, "griddepcontrol".
 __device__ void begin() {
 #if __CUDA_ARCH__ >= 900
@@ -33,29 +33,34 @@ __device__ void begin() {
   asm volatile("griddepcontrol.launch_dependents;");
 #endif
 }
+"""
 
-struct alignas(VECTOR * sizeof(Element)) Vector { Element values[VECTOR]; };
-
-__device__ Vector load(const Element* array, size_t offset) { return *(const Vector*)(array + offset); }
-__device__ void store(Element* array, size_t offset, const Vector& vector) { *(Vector*)(array + offset) = vector; }
-
-// Add up the sums of a CTA's threads with equal columns, and write them to the workspace (gridDim.y, 2, channels).
-__device__ void store_sums(float (&sums)[2][VECTOR], float* workspace, int channels) {
-  const int pitch = 2 * VECTOR + 1;  // odd, so that neighbouring threads are in different banks
+# The kernels that call it have the macros `VECTOR` and `THREADS`.
+STORE_SUMS = """
+// Add up the sums of a CTA's threads with equal columns, and write them to the workspace (gridDim.y, K, channels).
+template <int K> __device__ void store_sums(float (&sums)[K][VECTOR], float* workspace, int channels) {
+  const int pitch = K * VECTOR + 1;  // odd for even VECTOR, so that neighbouring threads are in different banks
   __shared__ float shared[THREADS * pitch];
   int thread = threadIdx.y * blockDim.x + threadIdx.x, values = blockDim.x * VECTOR;
-  for (int k = 0; k < 2; ++k)
+  for (int k = 0; k < K; ++k)
     for (int i = 0; i < VECTOR; ++i) shared[thread * pitch + k * VECTOR + i] = sums[k][i];
   __syncthreads();
-  for (int index = thread; index < 2 * values; index += blockDim.x * blockDim.y) {
+  for (int index = thread; index < K * values; index += blockDim.x * blockDim.y) {
     int k = index / values, column = index % values / VECTOR, i = index % VECTOR;
     int channel = blockIdx.x * values + index % values;
     float sum = 0.0f;
     for (int row = 0; row < blockDim.y; ++row)
       sum += shared[(row * blockDim.x + column) * pitch + k * VECTOR + i];
-    if (channel < channels) workspace[((size_t)blockIdx.y * 2 + k) * channels + channel] = sum;
+    if (channel < channels) workspace[((size_t)blockIdx.y * K + k) * channels + channel] = sum;
   }
 }
+"""
+
+COMMON = """
+struct alignas(VECTOR * sizeof(Element)) Vector { Element values[VECTOR]; };
+
+__device__ Vector load(const Element* array, size_t offset) { return *(const Vector*)(array + offset); }
+__device__ void store(Element* array, size_t offset, const Vector& vector) { *(Vector*)(array + offset) = vector; }
 
 // Add up the differences of all rows from the first one, and their squares, into a workspace (gridDim.y, 2, channels).
 __device__ void sum_differences(const Element* x, float* workspace, int rows, int channels) {
@@ -87,4 +92,4 @@ __device__ void sum_differences(const Element* x, float* workspace, int rows, in
 
 def make_common(dtype: str) -> str:
     """Return the source for elements of a data type, which needs the macros named above and `THREADS`."""
-    return CONVERSIONS[dtype] + COMMON
+    return CONVERSIONS[dtype] + BEGIN + STORE_SUMS + COMMON

@@ -6,7 +6,8 @@
 | `percentile` | the absolute value that all but 0.1 % of the values do not exceed |
 | `mse` | the absolute value for which the mean squared error of quantized values is least |
 
-All of them read a histogram of absolute values, which grows with the values, so that each batch is seen once.
+All of them read a histogram of absolute values, which grows with the values, so that each batch is seen once. Values of
+which none is negative may use all integers of `int8`, from -128 for zero: their scale is that of 255 steps.
 """
 
 from __future__ import annotations
@@ -34,15 +35,18 @@ class AbsoluteHistogram:
 
     def __init__(self) -> None:
         self.largest = 0.0
+        self.has_negative = False  # whether a value is below zero
         self._range = 0.0
         self._counts = torch.zeros(NUM_BINS, dtype=torch.float64)
 
     def add(self, tensor: torch.Tensor) -> None:
         """Count the finite values of a tensor."""
-        values = tensor.detach().float().abs().flatten()
-        values = values[(values > 0) & values.isfinite()]
+        values = tensor.detach().float().flatten()
+        values = values[(values != 0) & values.isfinite()]
         if not values.numel():
             return
+        self.has_negative = self.has_negative or bool((values < 0).any())
+        values = values.abs()
         largest = float(values.max())
         self.largest = max(self.largest, largest)
         self._range = self._range or largest
@@ -57,6 +61,7 @@ class AbsoluteHistogram:
         """Return the histogram of the values of both."""
         result = AbsoluteHistogram()
         result.largest, result._range = max(self.largest, other.largest), max(self._range, other._range)
+        result.has_negative = self.has_negative or other.has_negative
         for each in (self, other):
             bins = ((each.centers / result._range) * NUM_BINS).long().clamp(max=NUM_BINS - 1) if each._range else None
             if bins is not None:
@@ -68,8 +73,14 @@ class AbsoluteHistogram:
         """Centers of the bins."""
         return (torch.arange(NUM_BINS, dtype=torch.float64) + 0.5) * (self._range / NUM_BINS)
 
-    def choose_scale(self, dtype: torch.dtype, observer: ObserverName) -> float:
-        """Return the scale by which values are divided before they are rounded to an 8-bit type."""
+    def choose_scale(self, dtype: torch.dtype, observer: ObserverName, zero_point: int = 0) -> float:
+        """Return the scale by which values are divided before they are rounded to an 8-bit type.
+
+        Args:
+            dtype: The type.
+            observer: The observer.
+            zero_point: Integer that stands for zero. The largest value becomes the largest integer.
+        """
         if not self.largest:
             return 1.0
         if observer == "minmax":
@@ -79,15 +90,15 @@ class AbsoluteHistogram:
             index = int(torch.searchsorted(cumulative, PERCENTILE * cumulative[-1]).clamp(max=NUM_BINS - 1))
             threshold = min(self.largest, (index + 1) * self._range / NUM_BINS)
         else:
-            threshold = self._minimize_squared_error(dtype)
-        return threshold / get_largest(dtype)
+            threshold = self._minimize_squared_error(dtype, zero_point)
+        return threshold / (get_largest(dtype) - zero_point)
 
-    def _minimize_squared_error(self, dtype: torch.dtype) -> float:
+    def _minimize_squared_error(self, dtype: torch.dtype, zero_point: int) -> float:
         """Return the candidate threshold with the least squared error; the largest of equal ones."""
         occupied = self._counts > 0
         centers, counts = self.centers[occupied], self._counts[occupied]
         thresholds = torch.linspace(1.0, MIN_THRESHOLD, NUM_THRESHOLDS, dtype=torch.float64) * self.largest
-        scales = (thresholds / get_largest(dtype))[:, None]
-        rounded = round_to_8_bits((centers / scales).float(), dtype).double() * scales
+        scales = (thresholds / (get_largest(dtype) - zero_point))[:, None]
+        rounded = (round_to_8_bits((centers / scales).float(), dtype, zero_point).double() - zero_point) * scales
         errors = ((rounded - centers).square() * counts).sum(1)
         return float(thresholds[int(errors.argmin())])

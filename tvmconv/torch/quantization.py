@@ -18,8 +18,9 @@ from tvmconv.torch.model import Optimized
 from tvmconv.torch.partition import GraphPartition
 from tvmconv.torch.quantization_choice import StepCosts, choose_quantized
 from tvmconv.torch.quantization_options import QuantizationOptions
-from tvmconv.torch.quantization_plan import QuantizedGraph, quantize_graph
-from tvmconv.torch.quantized_layer import Dequantize, Quantize, QuantizedConv
+from tvmconv.torch.quantization_plan import QuantizedGraph, can_have_zero_point, quantize_graph
+from tvmconv.torch.quantized_epilogue import SMALLEST_INTEGER
+from tvmconv.torch.quantized_layer import Dequantize, Quantize, QuantizedConv, ZeroPoints
 from tvmconv.torch.site_workload import DTYPES
 from tvmconv.workloads import parse
 from tvmconv.workloads.dtypes import INT8, Dtype
@@ -27,6 +28,10 @@ from tvmconv.workloads.layout import CHANNELS_LAST
 
 QUANTIZED_MODULES = (Dequantize, Quantize, QuantizedConv)
 MIN_CHANNELS = 16  # per group; with fewer, products are few, and tensor cores mostly idle
+
+# Weights of a convolution of single pixels, such as those of a squeeze-and-excitation block. With fewer, all tensors
+# are so small that 8 bits save less time than a launch takes.
+MIN_WEIGHTS = 1 << 19
 
 
 @dataclass(frozen=True)
@@ -96,9 +101,10 @@ class GraphQuantizer(ABC):
 
     def make_float_output(self, site: QuantizedSite) -> QuantizedSite:
         """Return a convolution whose output has the model's precision in place of 8 bits."""
-        layer = QuantizedConv(
-            site.module.source, site.module.dtype, get_output_dtype(site.site), site.module.input_scale
-        )
+        module = site.module
+        zero_points = ZeroPoints(module.zero_points.input)
+        arguments = module.source, module.dtype, get_output_dtype(site.site), module.input_scale
+        layer = QuantizedConv(*arguments, zero_points=zero_points)
         return replace(site, module=layer, workload_text=self.float_output_texts[id(site.site.module)])
 
     def get_site(self, node: fx.Node) -> ConvSite:
@@ -161,6 +167,7 @@ class ModelQuantizer(GraphQuantizer):
     ) -> None:
         super().__init__(partitions, sites)
         self._model, self._options, self.dtype = model, options, options.dtype
+        self._zero_points: dict[fx.Node, int] = {}  # by the node of the tensor; 0 for others
         with translate_to_model_error("the model does not run on an input for calibration"):
             self._scales = self._calibrate()
             self._measure_errors()
@@ -179,10 +186,11 @@ class ModelQuantizer(GraphQuantizer):
     ) -> QuantizedGraph:
         """Return the graph of a module in which some convolutions have operands of 8 bits."""
         output_dtypes = self._get_output_dtypes(convs, quantized)
-        return quantize_graph(graph_module, convs, quantized, self._scales, self._options.torch_dtype, output_dtypes)
+        dtype, zero_points = self._options.torch_dtype, self._zero_points
+        return quantize_graph(graph_module, convs, quantized, self._scales, dtype, output_dtypes, zero_points)
 
     def _calibrate(self) -> dict[fx.Node, float]:
-        """Return the scales of all tensors that convolutions read."""
+        """Return the scales of all tensors that convolutions read, after choosing their zero points."""
         options = self._options
         histograms = record_activations(self._model, self._partitions, options)
         for convs in self._convs:
@@ -192,7 +200,14 @@ class ModelQuantizer(GraphQuantizer):
                     self.reasons[id(module)] = "it did not run on the inputs for calibration"
                 elif reason := _find_obstacle(site, self.dtype):
                     self.reasons[id(module)] = reason
-        return {node: each.choose_scale(options.torch_dtype, options.observer) for node, each in histograms.items()}
+        if self.dtype is INT8:  # of integers, half would stand for no number if none is negative
+            convs = {node: module for each in self._convs for node, module in each.items()}
+            nonnegative = [node for node, each in histograms.items() if each.largest and not each.has_negative]
+            self._zero_points = {node: SMALLEST_INTEGER for node in nonnegative if can_have_zero_point(convs, node)}
+        return {
+            node: each.choose_scale(options.torch_dtype, options.observer, self._zero_points.get(node, 0))
+            for node, each in histograms.items()
+        }
 
     def _measure_errors(self) -> None:
         """Measure the error of each convolution, and keep the model's precision where it exceeds the bound."""
@@ -201,7 +216,9 @@ class ModelQuantizer(GraphQuantizer):
         for node, module in nodes.items():
             site = self._sites[id(module)]
             try:
-                layer = QuantizedConv(module, dtype, get_output_dtype(site), self._scales[node.args[0]])
+                zero_points = ZeroPoints(self._zero_points.get(node.args[0], 0))
+                scale = self._scales[node.args[0]]
+                layer = QuantizedConv(module, dtype, get_output_dtype(site), scale, zero_points=zero_points)
                 self.float_output_texts[id(module)] = make_quantized_text(site, layer, self.dtype)
             except (WorkloadError, ModelError) as problem:
                 self.reasons[id(module)] = str(problem)
@@ -217,11 +234,15 @@ class ModelQuantizer(GraphQuantizer):
 def _find_obstacle(site: ConvSite, dtype: Dtype) -> str:
     """Return the reason why a convolution cannot be quantized; "" if it can."""
     conv: Any = site.module.conv
+    workload: Any = parse(site.workload_text)
     if site.is_transposed:
         return "no kernel computes a transposed convolution of 8-bit operands"
     channels = conv.weight.shape[1]
     if channels == 1 < conv.groups and dtype is INT8:  # depthwise: bound by the bytes of the images
         return ""
+    has_one_pixel = tuple(workload.output_size) == (1,) * len(conv.kernel_size)
+    if has_one_pixel and conv.weight.numel() < MIN_WEIGHTS:
+        return f"it computes one pixel per image with {conv.weight.numel():,} weights, and takes little time"
     if channels < MIN_CHANNELS:
         return f"it has {channels} input channels per group, fewer than {MIN_CHANNELS}"
     return ""

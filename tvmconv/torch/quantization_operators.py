@@ -1,6 +1,6 @@
 """Operators of 8-bit convolutions: `tvmconv::quantize`, and `tvmconv::quantized_conv` with an installed kernel.
 
-On the CPU, PyTorch computes `quantize`.
+`tvmconv::quantize_gated` rounds the product of an activation and a gate. On the CPU, PyTorch computes both roundings.
 """
 
 from __future__ import annotations
@@ -10,12 +10,13 @@ import torch
 from tvmconv.errors import Error
 from tvmconv.torch.eight_bit_rounding import round_to_8_bits
 from tvmconv.torch.operator import NAMESPACE, check_tensors, find_kernel, refresh_weight
-from tvmconv.torch.quantize_kernel import launch_quantize
+from tvmconv.torch.quantize_kernel import can_quantize_gated, launch_quantize, launch_quantize_gated
 from tvmconv.torch.signature import QUANTIZATION_OPS, compute_strides, lay_out, parse_signature
 from tvmconv.workloads.layout import CHANNELS_LAST
 
 SCHEMAS = (
     "quantize(Tensor x, Tensor factor, ScalarType dtype, int zero_point=0) -> Tensor",
+    "quantize_gated(Tensor x, Tensor gate, Tensor factor, ScalarType dtype, int zero_point=0) -> Tensor",
     "quantized_conv(Tensor x, Tensor weight, Tensor? bias, Tensor? add, Tensor? scale, Tensor? tensor_scale,"
     " Tensor? quantize, Tensor? slope, str workload, Tensor? zero_point=None) -> Tensor",
 )
@@ -34,6 +35,29 @@ def _quantize_on_gpu(x: torch.Tensor, factor: torch.Tensor, dtype: torch.dtype, 
     y = torch.empty_strided(x.shape, compute_strides(x.shape, CHANNELS_LAST), dtype=dtype, device=x.device)
     launch_quantize(x, factor, y, zero_point)
     return y
+
+
+def _quantize_gated_on_cpu(
+    x: torch.Tensor, gate: torch.Tensor, factor: torch.Tensor, dtype: torch.dtype, zero_point: int = 0
+) -> torch.Tensor:
+    return _quantize_on_cpu(x.float() * gate.float(), factor, dtype, zero_point)
+
+
+def _quantize_gated_on_gpu(
+    x: torch.Tensor, gate: torch.Tensor, factor: torch.Tensor, dtype: torch.dtype, zero_point: int = 0
+) -> torch.Tensor:
+    x = lay_out(x, CHANNELS_LAST)
+    if not can_quantize_gated(x, gate):
+        return _quantize_on_gpu(x * gate, factor, dtype, zero_point)
+    y = torch.empty_strided(x.shape, compute_strides(x.shape, CHANNELS_LAST), dtype=dtype, device=x.device)
+    launch_quantize_gated(x, gate.reshape(gate.shape[:2]).contiguous(), factor, y, zero_point)
+    return y
+
+
+def _make_fake_quantized_gated(
+    x: torch.Tensor, gate: torch.Tensor, factor: torch.Tensor, dtype: torch.dtype, zero_point: int = 0
+) -> torch.Tensor:
+    return _make_fake_quantized(x, factor, dtype, zero_point)
 
 
 def _make_fake_quantized(
@@ -87,10 +111,14 @@ def _make_fake_output(
 
 _library.impl("quantize", _quantize_on_cpu, "CPU")
 _library.impl("quantize", _quantize_on_gpu, "CUDA")
+_library.impl("quantize_gated", _quantize_gated_on_cpu, "CPU")
+_library.impl("quantize_gated", _quantize_gated_on_gpu, "CUDA")
 _library.impl("quantized_conv", _run_quantized_conv, "CPU")
 _library.impl("quantized_conv", _run_quantized_conv, "CUDA")
 torch.library.register_fake(f"{NAMESPACE}::quantize", _make_fake_quantized, lib=_library)
+torch.library.register_fake(f"{NAMESPACE}::quantize_gated", _make_fake_quantized_gated, lib=_library)
 torch.library.register_fake(f"{NAMESPACE}::quantized_conv", _make_fake_output, lib=_library)
 
 quantize = torch.ops.tvmconv.quantize.default
+quantize_gated = torch.ops.tvmconv.quantize_gated.default
 quantized_conv = torch.ops.tvmconv.quantized_conv.default

@@ -2,14 +2,17 @@
 
 A convolution's output is stored in 8 bits if all its readers are quantized convolutions, and its kernel then ends with
 the rounding. A residual has the type of the output: where a convolution reads a residual of 8 bits and stores floats,
-an operator widens the residual. All other inputs of quantized convolutions are rounded by an operator of their own.
+an operator widens the residual. All other inputs of quantized convolutions are rounded by an operator of their own. It
+also computes a product that nothing else reads, such as that of an activation and the gate of squeeze-and-excitation.
 """
 
 from __future__ import annotations
 
 import copy
+import operator
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
+from types import MappingProxyType
 
 import torch
 from torch import fx
@@ -18,8 +21,11 @@ from tvmconv.torch.activation_match import list_value_readers
 from tvmconv.torch.calibration import ConvNodes
 from tvmconv.torch.fusion_steps import is_in_place_write
 from tvmconv.torch.layer import TunedConv
-from tvmconv.torch.quantized_epilogue import plan_epilogue
-from tvmconv.torch.quantized_layer import Dequantize, Quantize, QuantizedConv
+from tvmconv.torch.quantized_epilogue import ADD, can_fold_zero_point, plan_epilogue
+from tvmconv.torch.quantized_layer import Dequantize, Quantize, QuantizedConv, ZeroPoints
+from tvmconv.torch.site_workload import resolve_padding
+
+PRODUCTS = (operator.mul, torch.mul, torch.multiply)  # functions of two factors
 
 
 def find_residual(node: fx.Node) -> fx.Node | None:
@@ -79,6 +85,33 @@ def _can_store(module: TunedConv) -> bool:
     return channels % 2 == 0 and epilogue is not None
 
 
+def can_have_zero_point(convs: ConvNodes, tensor: fx.Node) -> bool:
+    """Return whether the smallest integer may stand for zero in a tensor, whichever convolutions are quantized.
+
+    No reader may pad it, as kernels pad with zeros. A residual is added before activations, so that the bias has its
+    zero point, and so does the bias of the convolution that computes the tensor, if one does.
+    """
+    if tensor in convs and not can_fold_zero_point(convs[tensor].epilogue_names):
+        return False
+    for reader in tensor.users:
+        if reader not in convs:
+            continue
+        if reader.args[0] is tensor and any(resolve_padding(convs[reader].conv, convs[reader].pads)):
+            return False
+        if find_residual(reader) is tensor and convs[reader].epilogue_names[0] != ADD:
+            return False
+    return True
+
+
+def list_factors(tensor: fx.Node) -> list[fx.Node]:
+    """Return the two factors of a tensor that is a product, and that one node reads; none for others."""
+    is_function = tensor.op == "call_function" and tensor.target in PRODUCTS
+    is_product = is_function or (tensor.op == "call_method" and tensor.target == "mul")
+    factors = [each for each in tensor.args if isinstance(each, fx.Node)]
+    is_read_once = [reader.args.count(tensor) for reader in tensor.users] == [1]
+    return factors if is_product and is_read_once and len(factors) == 2 and not tensor.kwargs else []
+
+
 @dataclass(frozen=True)
 class QuantizedGraph:
     """A graph with quantized convolutions.
@@ -101,6 +134,7 @@ def quantize_graph(
     scales: Mapping[fx.Node, float],
     dtype: torch.dtype,
     output_dtypes: Mapping[fx.Node, torch.dtype],
+    zero_points: Mapping[fx.Node, int] = MappingProxyType({}),
 ) -> QuantizedGraph:
     """Return the graph of a module with quantized convolutions, which are registered as modules of its own.
 
@@ -111,6 +145,7 @@ def quantize_graph(
         scales: Scales of the tensors that they read, by node.
         dtype: The 8-bit type.
         output_dtypes: Types of their outputs that are not stored in 8 bits.
+        zero_points: Integers that stand for zero in tensors that they read, by node; 0 by default.
     """
     former, graph = module.graph, copy.deepcopy(module.graph)
     copies = dict(zip(former.nodes, graph.nodes, strict=True))
@@ -130,15 +165,23 @@ def quantize_graph(
             scales[input_node],
             scales[node] if is_stored else None,
             scales[residual] if is_stored and residual is not None else None,
+            ZeroPoints(
+                zero_points.get(input_node, 0),
+                zero_points.get(node, 0) if is_stored else 0,
+                zero_points.get(residual, 0) if is_stored and residual is not None else 0,
+            ),
+            folds_zero_point=is_stored and bool(zero_points.get(node, 0)),
         )
         layers[node] = layer
         new_node = copies[node]
         for index, read in enumerate(list_read_in_8_bits(node, stored)):
             if read not in stored:
                 rounded.add(node)
-                new_node.update_arg(index, builder.round(read, copies[read], new_node, scales[read], source, dtype))
+                grid = scales[read], zero_points.get(read, 0)
+                new_node.update_arg(index, builder.round(read, copies[read], new_node, grid, source, dtype))
         if not is_stored and residual in stored:
-            new_node.update_arg(1, builder.widen(copies[residual], new_node, scales[residual], layer))
+            grid = scales[residual], zero_points.get(residual, 0)
+            new_node.update_arg(1, builder.widen(copies[residual], new_node, grid, layer))
         new_node.target = builder.add_module(f"quantized_{node.name}", layer)
     return QuantizedGraph(graph, layers, rounded)
 
@@ -159,23 +202,34 @@ class _GraphBuilder:
         return name
 
     def round(
-        self, former: fx.Node, node: fx.Node, reader: fx.Node, scale: float, source: TunedConv, dtype: torch.dtype
+        self,
+        former: fx.Node,
+        node: fx.Node,
+        reader: fx.Node,
+        grid: tuple[float, int],
+        source: TunedConv,
+        dtype: torch.dtype,
     ) -> fx.Node:
-        """Return a node that rounds a tensor before one of its readers."""
+        """Return a node that rounds a tensor before one of its readers; the grid is a scale and a zero point."""
         if former in self._rounded:
             return self._rounded[former]
-        name = self.add_module(
-            f"quantize_{reader.name}_{former.name}", Quantize(scale, dtype, source.conv.weight.device)
-        )
+        scale, zero_point = grid
+        quantize = Quantize(scale, dtype, source.conv.weight.device, zero_point)
+        name = self.add_module(f"quantize_{reader.name}_{former.name}", quantize)
+        factors = [] if self._has_in_place_writes else list_factors(node)
         with self._graph.inserting_before(reader):
-            rounded = self._graph.call_module(name, (node,))
+            rounded = self._graph.call_module(name, tuple(factors) or (node,))
+        if factors:
+            reader.replace_input_with(node, rounded)
+            self._graph.erase_node(node)
         if not self._has_in_place_writes:
             self._rounded[former] = rounded
         return rounded
 
-    def widen(self, node: fx.Node, reader: fx.Node, scale: float, layer: QuantizedConv) -> fx.Node:
+    def widen(self, node: fx.Node, reader: fx.Node, grid: tuple[float, int], layer: QuantizedConv) -> fx.Node:
         """Return a node that computes the floats of a tensor of 8 bits before one of its readers."""
-        name = self.add_module(f"dequantize_{reader.name}", Dequantize(scale, layer.output_dtype))
+        scale, zero_point = grid
+        name = self.add_module(f"dequantize_{reader.name}", Dequantize(scale, layer.output_dtype, zero_point))
         with self._graph.inserting_before(reader):
             return self._graph.call_module(name, (node,))
 

@@ -190,7 +190,8 @@ def quantize_with_kernels(
     """
     name = f"the whole before quantization: {[module.kernels for module in model.list_tuned_convs()]}"
     former_seconds = timing_cache.get_seconds(name, lambda: model(*example))
-    selected = QuantizedSelector(provider, timing_cache, choose, deadline).select_all(quantizer)
+    known_seconds = list_seconds(report, sites)
+    selected = QuantizedSelector(provider, timing_cache, choose, deadline, known_seconds).select_all(quantizer)
     set_quantized(model, partitions, [site for site, _ in selected], example)
     notes = [*report.notes, quantizer.describe(len(selected), len(sites))]
     seconds = (
@@ -207,6 +208,16 @@ def quantize_with_kernels(
     if selected:
         notes.append(f"Before quantization, the model takes {former_seconds * 1e6:.3g} µs.")
     return annotate_report(replace(report, notes=tuple(notes)), sites, quantizer, selected)
+
+
+def list_seconds(report: Report, sites: Sequence[ConvSite]) -> dict[int, float]:
+    """Return the known seconds of convolutions in the model's precision, by the identity of their module."""
+    known = dict[int, float]()
+    for line, site in zip(report.lines, sites, strict=False):  # lines of normalizations follow those of convolutions
+        seconds = line.pytorch_seconds if line.implementation == PYTORCH_NAME else line.tvmconv_seconds
+        if site.module is not None and seconds is not None:
+            known[id(site.module)] = seconds
+    return known
 
 
 def annotate_report(

@@ -3,19 +3,32 @@
 A residual has the type of the output. If both have 8 bits, the kernel adds the residual's integers or 8-bit floats, so
 the sum is in units of the residual's scale. An activation that maps c · y to c · its value for all c > 0, such as relu,
 is the same in these units. Before another activation, `tensor_scale` returns to the layer's own units.
+
+If the smallest integer stands for zero in an output that a ReLU precedes, the bias has the zero point, and saturation
+is the ReLU: the epilogue then has neither.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from tvmconv.workloads.epilogues.operations import SLOPES
 
 ADD = "add"
 SCALE, TENSOR_SCALE, QUANTIZE, ZERO_POINT = "scale", "tensor_scale", "quantize", "zero_point"
+SMALLEST_INTEGER = -128  # of int8
 # Activations that a positive factor on their argument multiplies.
 HOMOGENEOUS_OPS = frozenset({"relu", "prelu", *SLOPES})
+
+
+def can_fold_zero_point(names: Sequence[str]) -> bool:
+    """Return whether a layer's output may have the smallest integer as its zero point at no cost.
+
+    Args:
+        names: Operations of the layer after the bias, with `add` for a residual.
+    """
+    return tuple(names) in (("relu",), (ADD, "relu"))
 
 
 @dataclass(frozen=True)
@@ -26,6 +39,7 @@ class QuantizedEpilogue:
     unit: float = 1.0  # scale and bias are divided by it
     tensor_scale: float | None = None  # argument of the operation; None without it
     quantize: float | None = None  # likewise
+    bias_offset: float = 0.0  # what is added to the bias, in units of it, for the zero point of the output
 
 
 def plan_epilogue(
@@ -35,6 +49,7 @@ def plan_epilogue(
     output_scale: float | None = None,
     residual_scale: float | None = None,
     has_zero_point: bool = False,
+    folds_zero_point: bool = False,
 ) -> QuantizedEpilogue | None:
     """Return the epilogue of a layer; None if no list of operations, each used at most once, computes it.
 
@@ -44,7 +59,15 @@ def plan_epilogue(
         output_scale: Scale of the output; None for an output in 16 or 32 bits.
         residual_scale: Scale of a residual of 8 bits, which has an output of 8 bits.
         has_zero_point: Whether an output of 8 bits has a zero point other than 0.
+        folds_zero_point: Whether this is the smallest integer, and the layer ends as `can_fold_zero_point` asks for.
     """
+    if folds_zero_point:
+        assert can_fold_zero_point(names)
+        assert has_bias
+        plan = plan_epilogue(names[:-1], has_bias=True, output_scale=output_scale, residual_scale=residual_scale)
+        assert plan is not None
+        assert plan.quantize is not None
+        return replace(plan, bias_offset=SMALLEST_INTEGER / plan.quantize)
     start = (SCALE, "bias") if has_bias else (SCALE,)
     quantizing = () if output_scale is None else (QUANTIZE, *[ZERO_POINT] * has_zero_point)
     factor = None if output_scale is None else 1 / output_scale

@@ -14,7 +14,7 @@ from tvmconv.errors import ModelError
 from tvmconv.torch.eight_bit_rounding import quantize_weight, round_to_8_bits
 from tvmconv.torch.layer import InputKey, TensorStamp, TunedConv, are_current, stamp_tensors
 from tvmconv.torch.operator import register_weight_refresh
-from tvmconv.torch.quantization_operators import quantize, quantized_conv
+from tvmconv.torch.quantization_operators import quantize, quantize_gated, quantized_conv
 from tvmconv.torch.quantized_epilogue import ADD, QUANTIZE, SCALE, TENSOR_SCALE, ZERO_POINT, plan_epilogue
 from tvmconv.torch.signature import SLOPE_OP, lay_out
 from tvmconv.torch.site_workload import resolve_padding
@@ -49,12 +49,17 @@ class Quantize(torch.nn.Module):
         self.factor: torch.Tensor
         self.register_buffer("factor", torch.tensor([1 / scale], device=device), persistent=False)
 
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """Return the rounded tensor."""
+    def forward(self, x: torch.Tensor, other: torch.Tensor | None = None) -> torch.Tensor:
+        """Return the rounded tensor, or the rounded product of two tensors, one of which may have fewer elements."""
         factor = self.factor
         if factor.device != x.device:  # the model was moved
             factor = self.factor = factor.to(x.device)
-        return quantize(x, factor, self.dtype, self.zero_point)
+        if other is None:
+            return quantize(x, factor, self.dtype, self.zero_point)
+        x, gate = (x, other) if x.numel() >= other.numel() else (other, x)
+        if x.shape != torch.broadcast_shapes(x.shape, gate.shape):
+            return quantize(x * gate, factor, self.dtype, self.zero_point)
+        return quantize_gated(x, gate, factor, self.dtype, self.zero_point)
 
 
 class Dequantize(torch.nn.Module):
@@ -92,6 +97,7 @@ class QuantizedConv(torch.nn.Module):
         residual_scale: Scale of the residual; None without one, or if the output is not quantized.
         zero_points: Integers that stand for zero in the input, in an output of 8 bits, and in a residual of 8 bits.
         given_weight: Weight in 8 bits and its scale per output channel, in place of those of the layer's weight.
+        folds_zero_point: Whether the bias has the zero point of the output; see `plan_epilogue`.
     """
 
     def __init__(
@@ -104,18 +110,21 @@ class QuantizedConv(torch.nn.Module):
         residual_scale: float | None = None,
         zero_points: ZeroPoints = ZeroPoints(),
         given_weight: tuple[torch.Tensor, torch.Tensor] | None = None,
+        folds_zero_point: bool = False,
     ) -> None:
         super().__init__()
         self._source = (source,)  # a tuple hides registered modules
         self.dtype, self.output_dtype, self.input_scale = dtype, output_dtype, input_scale
         self.zero_points, self._given_weight = zero_points, given_weight
-        has_bias = bool(source.fold_weights()[1] is not None or zero_points.input or zero_points.residual)
+        has_bias = source.fold_weights()[1] is not None or bool(zero_points.input or zero_points.residual)
+        has_bias = has_bias or folds_zero_point
         epilogue = plan_epilogue(
             source.epilogue_names,
             has_bias=has_bias,
             output_scale=output_scale,
             residual_scale=residual_scale,
             has_zero_point=bool(zero_points.output),
+            folds_zero_point=folds_zero_point,
         )
         if epilogue is None:
             raise ModelError(f"no 8-bit epilogue computes {', '.join(source.epilogue_names)}")
@@ -246,7 +255,7 @@ class QuantizedConv(torch.nn.Module):
         if "bias" in epilogue.ops:
             sums = quantized.double().flatten(1).sum(1) * zero_points.input * weight_scale.double() * self.input_scale
             bias = -sums if bias is None else bias.double() - sums
-            tensors["bias"] = (bias / epilogue.unit - zero_points.residual).float()
+            tensors["bias"] = (bias / epilogue.unit - zero_points.residual + epilogue.bias_offset).float()
         slope = self.source.expand_slopes(torch.float32)
         if slope is not None:
             tensors[SLOPE_OP] = slope

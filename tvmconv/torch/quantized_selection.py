@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -11,8 +11,10 @@ import torch
 from torch import fx
 
 from tvmconv.deadline import Deadline
+from tvmconv.devices import Device
 from tvmconv.errors import Error
 from tvmconv.measure.workers.pool import keep_workers_alive
+from tvmconv.target import UNKNOWN_TARGET
 from tvmconv.torch import operator
 from tvmconv.torch.accuracy import compute_relative_error
 from tvmconv.torch.conv_site import ConvSite
@@ -20,6 +22,7 @@ from tvmconv.torch.eight_bit_rounding import round_to_8_bits
 from tvmconv.torch.kernels import AvailableKernel, KernelProvider
 from tvmconv.torch.quantization import GraphQuantizer, QuantizedSite, get_output_dtype
 from tvmconv.torch.quantization_choice import StepCosts
+from tvmconv.torch.quantization_plan import list_factors
 from tvmconv.torch.quantized_epilogue import ADD
 from tvmconv.torch.quantized_layer import Dequantize, Quantize
 from tvmconv.torch.selection import NO_TIME_REASON, ChooseMode
@@ -29,6 +32,8 @@ from tvmconv.workloads import parse
 from tvmconv.workloads.layout import CHANNELS_LAST
 
 TOLERANCE_FACTOR = 4.0  # of the workload's tolerance: PyTorch's sums err too
+CHECK_SECONDS = 0.03  # approximate time of the check of a kernel, or of a timing
+PASS_SECONDS, PASS_BANDWIDTH_RATIO = 2e-6, 0.7  # launch of a kernel that converts a tensor, and its share of the peak
 NOT_FASTER_REASON = "8 bits are no faster"
 
 
@@ -49,14 +54,21 @@ class QuantizedSelector:
         timing_cache: Times of calls.
         choose: "fastest" for layers that make the model faster, "tuned" for all with a kernel.
         deadline: End of searches and timings.
+        former_seconds: Known seconds of convolutions in the model's precision, by the identity of their module.
     """
 
     def __init__(
-        self, provider: KernelProvider, timing_cache: TimingCache, choose: ChooseMode, deadline: Deadline | None
+        self,
+        provider: KernelProvider,
+        timing_cache: TimingCache,
+        choose: ChooseMode,
+        deadline: Deadline | None,
+        former_seconds: Mapping[int, float] | None = None,
     ) -> None:
         self._provider, self._timing_cache, self._choose_mode = provider, timing_cache, choose
-        self._deadline = deadline
+        self._deadline, self._former_seconds = deadline, former_seconds or {}
         self._selections: dict[tuple[str, str], QuantizedSelection] = {}
+        self._problems: dict[tuple[str, str], str] = {}  # of checked kernels, by the key of the selection
 
     def select_all(self, quantizer: GraphQuantizer) -> list[tuple[QuantizedSite, QuantizedSelection]]:
         """Quantize a model with the selected convolutions, and return these.
@@ -70,6 +82,7 @@ class QuantizedSelector:
             sites = quantizer.apply()
             self._find_kernels(site.workload_text for site in sites)
             selected = [(site, self._select(site)) for site in sites]
+            selected = [(site, self._check(site, selection)) for site, selection in selected]
             rejected = [(site, selection) for site, selection in selected if selection.kernel is None]
             if self._choose_mode == "fastest" and not quantizer.may_choose:
                 slower = [(site, selection) for site, selection in selected if self._is_slower(site, selection)]
@@ -106,7 +119,8 @@ class QuantizedSelector:
             site = sites[id(quantizer.get_site(node).module)]
             metadata = site.site.residual_metadata if tensor is not node.args[0] else site.site.input_metadata
             assert metadata is not None
-            return self._time_rounding(metadata.make_random_like(), site.module.dtype)
+            time_rounding = self._time_gated_rounding if list_factors(tensor) else self._time_rounding
+            return time_rounding(metadata.make_random_like(), site.module.dtype)
 
         def time_widening(node: fx.Node) -> float:
             return self._time_widening(sites[id(quantizer.get_site(node).module)])
@@ -122,6 +136,13 @@ class QuantizedSelector:
 
     def _has_time(self) -> bool:
         return self._deadline is None or not self._deadline.cut_off.has_passed
+
+    def _has_time_to_compare(self) -> bool:
+        """Return whether a timing leaves time to check the selected kernels."""
+        if self._deadline is None:
+            return True
+        num_checks = len({key for key, selection in self._selections.items() if selection.kernel} - {*self._problems})
+        return self._deadline.remaining_seconds > CHECK_SECONDS * (1 + num_checks)
 
     def _find_kernels(self, texts: Iterable[str]) -> None:
         """Find kernels of workloads that have none, with the configs of those that differ in the epilogue only."""
@@ -144,19 +165,62 @@ class QuantizedSelector:
 
     def _select(self, site: QuantizedSite) -> QuantizedSelection:
         """Measure a convolution, unless an equal one was measured."""
-        key = site.workload_text, site.site.workload_text
+        key = _make_key(site)
         if key not in self._selections:
             self._selections[key] = self._measure(site)
         return self._selections[key]
 
     def _measure(self, site: QuantizedSite) -> QuantizedSelection:
-        """Time a convolution with the kernels for 8-bit operands."""
+        """Return the time of a convolution with the fastest kernel for 8-bit operands.
+
+        The search has timed and checked its kernels. Others, with another epilogue, are timed as long as there is time,
+        and are then estimated by the kernel with the same config that was searched.
+        """
         provider, text = self._provider, site.workload_text
-        if text not in provider.available:
+        kernels = provider.available.get(text)
+        if not kernels:
             return QuantizedSelection(reason=provider.failure_reasons.get(text, "it has no kernel"))
-        if not self._has_time():
-            return QuantizedSelection(reason=NO_TIME_REASON)
-        return self._find_fastest(site, _make_former_arguments(site.site))
+        timed = [(each.seconds, number) for number, each in enumerate(kernels) if each.seconds is not None]
+        if timed:
+            seconds, number = min(timed)
+            return QuantizedSelection(seconds, kernels[number])
+        if self._has_time_to_compare():
+            return self._find_fastest(site, _make_former_arguments(site.site))
+        estimate = self._estimate_seconds(site)
+        return (
+            QuantizedSelection(reason=NO_TIME_REASON) if estimate is None else QuantizedSelection(estimate, kernels[0])
+        )
+
+    def _estimate_seconds(self, site: QuantizedSite) -> float | None:
+        """Return the seconds of a convolution by those of one with another epilogue; None if none was searched."""
+        key, provider = strip_epilogue(site.workload_text), self._provider
+        times = [
+            (estimate_traffic_seconds(text, provider.device), each.seconds)
+            for text, kernels in provider.available.items()
+            for each in kernels
+            if each.seconds is not None and parse(text).dtype == parse(key).dtype and strip_epilogue(text) == key
+        ]
+        if not times:
+            return None
+        own_traffic = estimate_traffic_seconds(site.workload_text, provider.device)
+        return min(seconds + max(own_traffic - traffic, 0.0) for traffic, seconds in times)
+
+    def _check(self, site: QuantizedSite, selection: QuantizedSelection) -> QuantizedSelection:
+        """Return a selection without its kernel if that is wrong for this convolution's weights and scales."""
+        key, kernel = _make_key(site), selection.kernel
+        if kernel is None:
+            return selection
+        if key not in self._problems:
+            if self._deadline is not None and self._deadline.cut_off.has_passed:
+                return QuantizedSelection(reason=NO_TIME_REASON)
+            was_installed = operator.is_kernel_installed(kernel.name, kernel.torch_device)
+            arguments = _make_arguments(site, _make_former_arguments(site.site))
+            self._problems[key] = self._try_kernel(site, kernel, arguments, site.module(*arguments))
+            site.module.clear_kernel(site.module.make_key(arguments[0]))
+            if not was_installed:
+                operator.remove_kernel(kernel.name, kernel.torch_device)
+        problem = self._problems[key]
+        return QuantizedSelection(reason=problem) if problem else selection
 
     def _is_slower(self, site: QuantizedSite, selection: QuantizedSelection) -> bool:
         """Return whether a convolution is faster in the model's precision, with the rounding that its readers need."""
@@ -170,6 +234,8 @@ class QuantizedSelector:
 
     def _time_former(self, former: ConvSite) -> float:
         """Return the seconds of a convolution in the model's precision."""
+        if (seconds := self._former_seconds.get(id(former.module))) is not None:
+            return seconds
         arguments = _make_former_arguments(former)
         name = f"precision of the model: {former.workload_text}, {former.former_names}, {former.module.kernels}"
         return self._timing_cache.get_seconds(name, lambda: former.module(*arguments))
@@ -200,13 +266,40 @@ class QuantizedSelector:
         residual = _make_arguments(site, _make_former_arguments(site.site))[1].to(site.module.dtype)
         widening = Dequantize(1.0, get_output_dtype(site.site))
         name = f"widening of {tuple(residual.shape)}, {residual.stride()}, {residual.dtype}"
+        if not (self._timing_cache.has_seconds(name) or self._has_time_to_compare()):
+            return self._estimate_pass(residual, get_output_dtype(site.site).itemsize)
         return self._timing_cache.get_seconds(name, lambda: widening(residual))
 
     def _time_rounding(self, tensor: torch.Tensor, dtype: torch.dtype) -> float:
         """Return the seconds of the rounding of a tensor."""
         rounding = Quantize(1.0, dtype, tensor.device)
         name = f"rounding of {tuple(tensor.shape)}, {tensor.stride()}, {tensor.dtype} to {dtype}"
+        if not (self._timing_cache.has_seconds(name) or self._has_time_to_compare()):
+            return self._estimate_pass(tensor, dtype.itemsize)
         return self._timing_cache.get_seconds(name, lambda: rounding(tensor))
+
+    def _time_gated_rounding(self, tensor: torch.Tensor, dtype: torch.dtype) -> float:
+        """Return the seconds that the rounding of a product takes longer than the product, which it computes as well.
+
+        One factor is assumed to be a gate, with one element for each image and channel.
+        """
+        gate, rounding = (
+            tensor.new_ones(tensor.shape[:2] + (1,) * (tensor.dim() - 2)),
+            Quantize(1.0, dtype, tensor.device),
+        )
+        name = f"{tuple(tensor.shape)}, {tensor.stride()}, {tensor.dtype} times a gate"
+        names = f"rounding of {name} to {dtype}", f"product of {name}"
+        if not (self._timing_cache.has_seconds(names[1]) or self._has_time_to_compare()):
+            return self._estimate_pass(tensor, dtype.itemsize) - self._estimate_pass(tensor, tensor.element_size())
+        calls = lambda: rounding(tensor, gate), lambda: tensor * gate
+        rounded, product = (self._timing_cache.get_seconds(each, call) for each, call in zip(names, calls, strict=True))
+        return rounded - product
+
+    def _estimate_pass(self, tensor: torch.Tensor, result_itemsize: int) -> float:
+        """Return the estimated seconds of a kernel that reads a tensor, and writes one of other elements."""
+        target = self._provider.device.target or UNKNOWN_TARGET
+        nbytes = tensor.numel() * (tensor.element_size() + result_itemsize)
+        return PASS_SECONDS + nbytes / (PASS_BANDWIDTH_RATIO * target.bandwidth)
 
     def _assign(self, site: QuantizedSite, kernel: AvailableKernel) -> None:
         """Have a kernel compute a layer."""
@@ -225,6 +318,17 @@ class QuantizedSelector:
             return str(failure).splitlines()[0]
         tolerance = TOLERANCE_FACTOR * parse_signature(site.workload_text).workload.tolerance
         return "" if error <= tolerance else f"the kernel's result differs by {error:.1e}, more than {tolerance:.1e}"
+
+
+def _make_key(site: QuantizedSite) -> tuple[str, str]:
+    """Return what equal convolutions share: their workloads in 8 bits and in the model's precision."""
+    return site.workload_text, site.site.workload_text
+
+
+def estimate_traffic_seconds(text: str, device: Device) -> float:
+    """Return the seconds of the memory traffic of a workload."""
+    target = device.target or UNKNOWN_TARGET
+    return parse(text).min_bytes / target.bandwidth
 
 
 def _make_former_arguments(former: ConvSite) -> list[torch.Tensor]:

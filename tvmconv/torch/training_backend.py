@@ -1,7 +1,8 @@
 """Graphs with gradients under the backend `tvmconv` of `torch.compile`.
 
 The convolutions whose products have faster kernels become calls of the operator `tvmconv::convolution`, and batch
-normalizations between convolutions those of `batch_norm_operators.py`. The other backend differentiates and compiles
+normalizations between convolutions those of `batch_norm_operators.py`. Without a compiler for the rest, more operations
+become those of `row_operators.py`. The other backend differentiates and compiles
 the graph, and finds the gradients of the operators, which are operators as well.
 """
 
@@ -27,6 +28,7 @@ from tvmconv.torch.kernels import make_training_provider
 from tvmconv.torch.max_pool import replace_poolings
 from tvmconv.torch.product_selection import fill_table, make_reports
 from tvmconv.torch.product_task import collect_tasks
+from tvmconv.torch.row_fusion import LINEAR, fuse_rows
 from tvmconv.torch.running_statistics import merge_counters
 from tvmconv.torch.selection import ChooseMode
 from tvmconv.torch.shape_recorder import ShapeRecorder
@@ -74,6 +76,9 @@ def insert_operators(
     device = find_device_for(torch_device, None)
     provider = make_training_provider(device, torch_device, log, lambda text: _logger.debug("%s", text))
     sites, has_kernels = [], _has_norm_kernels(torch_device) or choose == "tuned"
+    if has_kernels and is_eager and (fused := fuse_rows(gm, recorder.metadata, _is_convolution)) is not gm:
+        gm = fused
+        recorder, calls = _record(gm, inputs)
     if has_kernels:
         sites = find_norm_sites(gm.graph, recorder.metadata, _is_convolution, is_eager=is_eager)
     normalized_names = {site.input.name for site in sites}
@@ -92,7 +97,7 @@ def insert_operators(
     with torch.no_grad():
         notes = fill_table(tasks, provider, choose, deadline)
     _logger.info("%s", TrainingReport(make_reports(tasks), notes=tuple(notes)))
-    return _replace_nodes(gm, inputs, recorder.metadata, calls, sites, has_kernels)
+    return _replace_nodes(gm, inputs, recorder.metadata, calls, sites, has_kernels, is_eager)
 
 
 def _has_norm_kernels(torch_device: torch.device) -> bool:
@@ -154,11 +159,12 @@ def _replace_nodes(
     calls: Sequence[RecordedCall],
     sites: Sequence[NormSite],
     has_kernels: bool,
+    is_eager: bool,
 ) -> fx.GraphModule:
     """Return a copy of a graph in which operators compute the sites, and the convolutions in the kernel table.
 
     Convolutions that the table has with statistics of their output return these as well. With `has_kernels`, operators
-    compute maximum poolings, too.
+    compute maximum poolings, too. With `is_eager`, weights of all layers are cast at once.
     """
     calls = [each for each in calls if each.call in table.calls]
     if not calls and not sites:
@@ -183,11 +189,20 @@ def _replace_nodes(
     if has_kernels:
         replace_poolings(copies, metadata)
     placeholders = [copies[node] for node in gm.graph.nodes if node.op == "placeholder"]
-    merge_weight_casts(graph, calls, convolutions, dict(zip(placeholders, inputs, strict=True)))
+    readers = {convolutions[each.path]: each.call.dtype for each in calls if each.needs_wgrad}
+    if is_eager:
+        readers |= _list_layers(gm.graph, metadata, copies)
+    merge_weight_casts(graph, readers, dict(zip(placeholders, inputs, strict=True)))
     replace_norm_sites(graph, sites, copies, results, metadata)
     merge_counters(graph, {copies[node]: found for node, found in metadata.items() if node in copies})
     graph.lint()
     return fx.GraphModule(gm, graph)
+
+
+def _list_layers(graph: fx.Graph, metadata: Metadata, copies: Mapping[fx.Node, Any]) -> dict[Any, torch.dtype]:
+    """Return convolutions and linear layers of a copy of a graph, with the data types in which they compute."""
+    layers = [node for node in graph.nodes if node.target is LINEAR or _is_convolution(node)]
+    return {copies[node]: metadata[node].dtype for node in layers if node in metadata}
 
 
 def _return_stats(node: fx.Node) -> tuple[fx.Node, fx.Node]:

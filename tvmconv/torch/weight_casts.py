@@ -15,10 +15,9 @@ from typing import Any
 import torch
 from torch import fx
 
-from tvmconv.torch.kernel_table import RecordedCall
 from tvmconv.torch.operator import NAMESPACE
 
-WEIGHT_INDEX = 1  # of the weight among the arguments of a convolution
+WEIGHT_INDEX = 1  # of the weight among the arguments of a convolution or linear layer
 
 _library = torch.library.Library(NAMESPACE, "FRAGMENT")
 _library.define(
@@ -29,31 +28,27 @@ cast_all = torch.ops.tvmconv.cast_all.default
 
 
 def merge_weight_casts(
-    graph: fx.Graph,
-    calls: Sequence[RecordedCall],
-    nodes: Mapping[str, fx.Node],
-    inputs: Mapping[fx.Node, torch.Tensor],
+    graph: fx.Graph, layers: Mapping[fx.Node, torch.dtype], inputs: Mapping[fx.Node, torch.Tensor]
 ) -> None:
-    """Have convolutions of a graph read weights that one operator has cast.
+    """Have convolutions and linear layers of a graph read weights that one operator has cast.
 
-    A weight is an input that needs a gradient, and which nothing but these convolutions reads, in one dtype.
+    A weight is an input that needs a gradient, and which nothing but these layers reads, in one dtype.
 
     Args:
         graph: The graph, which is changed.
-        calls: Recorded convolutions whose weights may be cast; their dtype is that of their operands in the kernel.
-        nodes: Nodes of the graph by the paths of these convolutions.
+        layers: Dtypes in which layers compute whose weights may be cast.
         inputs: Inputs of the graph by their nodes.
     """
     readers: dict[fx.Node, list[tuple[fx.Node, torch.dtype]]] = {}
-    for recorded in calls:
-        node = nodes[recorded.path]
-        weight = node.args[WEIGHT_INDEX]
-        if isinstance(weight, fx.Node) and recorded.needs_wgrad:
-            readers.setdefault(weight, []).append((node, recorded.call.dtype))
+    for node, dtype in layers.items():
+        weight = node.args[WEIGHT_INDEX] if len(node.args) > WEIGHT_INDEX else None
+        if isinstance(weight, fx.Node):
+            readers.setdefault(weight, []).append((node, dtype))
     by_dtypes: dict[tuple[torch.dtype, torch.dtype], list[fx.Node]] = {}
     for weight, found in readers.items():
         value, (dtype, *others) = inputs.get(weight), dict.fromkeys(dtype for _, dtype in found)
-        if value is None or type(value) not in (torch.Tensor, torch.nn.Parameter) or others:
+        is_plain = type(value) in (torch.Tensor, torch.nn.Parameter)
+        if value is None or others or not (is_plain and value.requires_grad and value.is_floating_point()):
             continue
         if value.dtype is not dtype and set(weight.users) == {node for node, _ in found}:
             by_dtypes.setdefault((value.dtype, dtype), []).append(weight)

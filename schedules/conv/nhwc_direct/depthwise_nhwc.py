@@ -93,8 +93,8 @@ class DepthwiseConfig(StripConfig):
     def traffic(self) -> OperandTraffic:
         """Work of a thread with its operands.
 
-        Registers hold two input windows and filters. Filters are scattered element by element in global memory, or once
-        for registers; a block reads a sector for one element at a time.
+        Registers hold two input windows and filters, those of 8 bits as floats. Filters are scattered element by
+        element in global memory, or once for registers; a block reads a sector for one element at a time.
         """
         rows, row_taps = self.rows.local, self.w.kernel[-1]
         filter_vectors = self.num_taps * self._select_by_unroll_scope(1, rows, rows)
@@ -107,7 +107,7 @@ class DepthwiseConfig(StripConfig):
             filter_vectors,
             widened_elements=self.vector * (self.loaded_vectors + filter_vectors),
             operand_registers=self.vector
-            * get_itemsize(self.w.storage)
+            * (WORD_BYTES if self.w.storage == INT8.storage else get_itemsize(self.w.storage))
             / WORD_BYTES
             * (num_windows * self.window_vectors + taps),
             scattered_vectors=scattered_vectors,

@@ -16,9 +16,9 @@ import numpy as np
 
 from tvmconv.arithmetic import ceil_div, round_up
 from tvmconv.space import Knobs, Tile
-from tvmconv.target import SECTOR_BYTES, STATIC_SHARED_BYTES
+from tvmconv.target import REGISTERS_PER_MULTIPROCESSOR, SECTOR_BYTES, STATIC_SHARED_BYTES
 from tvmconv.workloads import Conv
-from tvmconv.workloads.dtypes import get_itemsize
+from tvmconv.workloads.dtypes import INT8, get_itemsize
 from tvmconv.workloads.layout import CHANNELS_FIRST
 
 from ..direct_config import select_max_overhang
@@ -36,6 +36,14 @@ MAX_ACCUMULATORS = 64
 MIN_THREADS = 32
 MAX_OVERHANG_RATIO = 1.25  # maximum ratio of the channels that threads cover to the channels that exist
 MAX_LIVE_REGISTERS = 176  # estimated registers per thread for accumulators, windows and weights
+# Integers of 8 bits are widened in registers of their own, and kernels beyond this spill.
+FEW_REGISTERS: list[Rule] = [
+    (
+        "the registers of all threads fit",
+        lambda t: (t.live_registers + OVERHEAD_REGISTERS) * t.num_threads <= REGISTERS_PER_MULTIPROCESSOR,
+    )
+]
+OVERHEAD_REGISTERS = 24  # per thread, for addresses and guards
 
 
 def declare_knobs(kind: type[StripConfig], k: Knobs, w: Conv | TransposedView) -> StripConfig:
@@ -66,6 +74,7 @@ def declare_knobs(kind: type[StripConfig], k: Knobs, w: Conv | TransposedView) -
     pruned: list[Rule] = [
         (f"at most {MAX_LIVE_REGISTERS} registers per thread", lambda t: t.live_registers <= MAX_LIVE_REGISTERS),
         (f"at least {min_threads} threads", lambda t: t.num_threads >= min_threads),
+        *FEW_REGISTERS * (w.storage == INT8.storage),
         (
             "threads overhang the channels by at most a quarter",
             lambda t: t.channels.size * t.channels.block <= MAX_OVERHANG_RATIO * t.channels.extent,

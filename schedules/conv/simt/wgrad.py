@@ -2,8 +2,7 @@
 
 The product has the filters as rows and (tap, channel) as columns, and its reduction runs over all pixels of the batch.
 cp.async copies tiles of pixels × channels of dY, and of X at the taps of the columns, as they are in memory. A lane
-multiplies pairs of neighbouring rows and columns, which it loads from a row of shared memory at once. The lanes of a
-warp hold its sums as those of mma.sync.
+multiplies up to four neighbouring rows and columns, which it loads from a row of shared memory at once.
 
 CTAs share the pixels (`parts`). A second kernel adds their sums in order, so that results are the same bits in every
 run.
@@ -28,8 +27,7 @@ from ..gradient_operators import WGRAD
 from ..tensor_cores.gemm.atoms import MmaSyncAtom, ThreadPosition
 from ..tensor_cores.gemm.cp_async import CopyThreads
 from ..tensor_cores.gemm.cta import allocate_smem, allow_dependent_launch, open_cta
-from ..tensor_cores.gemm.fma_mainloop import FmaAtom, FmaMainloop, PlainLayout
-from ..tensor_cores.gemm.mma_sync_mainloop import WarpTiling
+from ..tensor_cores.gemm.fma_mainloop import FmaAtom, FmaMainloop, FmaTiling, PlainLayout
 from ..tensor_cores.gemm.mn_major_operands import PixelGather, WindowGather
 from ..tensor_cores.gemm.pipelines import CpAsyncPipeline
 from ..tensor_cores.gemm.tile_scheduler import KRange, TileScheduler
@@ -100,9 +98,9 @@ def emit_partial_sums(
         emit_tile_sums(mainloop, tiles, position, workspace, shape, is_atomic=is_atomic)
 
 
-def make_tiling(config: SimtConfig, thread: ThreadPosition) -> WarpTiling:
+def make_tiling(config: SimtConfig, thread: ThreadPosition) -> FmaTiling:
     """Return the division of a tile among warps."""
-    return WarpTiling(
+    return FmaTiling(
         cast("MmaSyncAtom", FmaAtom()),
         config.warps_m,
         config.warps_n,
@@ -111,5 +109,4 @@ def make_tiling(config: SimtConfig, thread: ThreadPosition) -> WarpTiling:
         mmas_n=config.fmas_n,
         mmas_k=config.block_k,
         thread=thread,
-        has_row_pairs=True,
     )

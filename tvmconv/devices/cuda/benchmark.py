@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import itertools
 import math
 import time
 from collections.abc import Sequence
@@ -44,7 +45,14 @@ from tvmconv.devices.cuda.loaded_kernel import (
     fill_nan,
     translate_errors,
 )
-from tvmconv.devices.device import LONG_LAUNCH_SECONDS, Benchmark, Device, LoadedKernel, measurement_fraction
+from tvmconv.devices.device import (
+    LONG_LAUNCH_SECONDS,
+    Benchmark,
+    BufferSets,
+    Device,
+    LoadedKernel,
+    measurement_fraction,
+)
 
 FULL_REPLAY_SECONDS = 5e-3  # replay time for a kernel that may become the best
 MIN_REPLAYS = 3
@@ -84,7 +92,11 @@ _ELEMENT_DEFINITIONS = {  # T is the type of an element, and V one that has its 
 
 
 class CudaBenchmark(Benchmark):
-    """Arrays of a workload in the memory of a GPU; see `Benchmark`."""
+    """Arrays of a workload in the memory of a GPU; see `Benchmark`.
+
+    If the arrays exceed the L2 cache, launches cycle through copies of them, as in a comparison with libraries.
+    Otherwise a kernel would be preferred that leaves parts of its input in the cache for its next launch.
+    """
 
     def __init__(
         self, device: Device, inputs: Sequence[NDArray[Any]], reference: ReferenceOutput | NDArray[np.float64]
@@ -100,6 +112,7 @@ class CudaBenchmark(Benchmark):
         self._reference_norm = expected.l2_norm
         self._last_busy_at = -math.inf
         self._outputs: dict[str, tuple[int, CudaFunction]] = {}  # memory and comparison by dtype
+        self._copies: dict[str, list[list[int]]] = {}  # further copies of inputs and output, by the output's dtype
         with translate_errors(device), ExitStack() as stack:
             self._arrays = stack.enter_context(DeviceArrays())
             self._pointers = [self._arrays.allocate(array.nbytes) for array in self._inputs]
@@ -125,6 +138,8 @@ class CudaBenchmark(Benchmark):
             pointers, arrays = [*self._pointers, *self._reference_pointers], [*self._inputs, *self._reference_arrays]
             for pointer, array in zip(pointers, arrays, strict=True):
                 copy_to_device(pointer, array)
+            for copy in itertools.chain.from_iterable(self._copies.values()):
+                self._copy_inputs(copy)
 
     def compare(self, kernel: LoadedKernel) -> OutputComparison:
         """Run once and compare on the GPU; see `Benchmark.compare`."""
@@ -161,12 +176,13 @@ class CudaBenchmark(Benchmark):
         """Time replays of a CUDA graph; see `Benchmark.time`."""
         assert isinstance(kernel, CudaLoadedKernel)
         stream = self._stream
-        with kernel.translate_errors(), self._bind(kernel) as bound:
-            capture_launches = make_capture(stream, lambda i: bound.launch())
+        with kernel.translate_errors(), ExitStack() as stack:
+            bound = self._bind_copies(kernel, stack)
+            capture_launches = make_capture(stream, lambda i: bound[i % len(bound)].launch())
             (launch_seconds,) = time_between_events(stream, capture_launches(1), 1)
             if launch_seconds >= LONG_LAUNCH_SECONDS:
                 return (launch_seconds,)
-            replay, launches = capture_until_long_enough(capture_launches, stream, launch_multiple=1)
+            replay, launches = capture_until_long_enough(capture_launches, stream, launch_multiple=len(bound))
             if self._is_idle:
                 warm_up(replay, stream)
             (first_seconds,) = time_between_events(stream, replay, 1)
@@ -183,10 +199,11 @@ class CudaBenchmark(Benchmark):
         assert isinstance(kernel, CudaLoadedKernel)
         stream = self._stream
         warm_up_seconds = IDLE_WARM_UP_SECONDS if self._is_idle else WARM_UP_SECONDS
-        with kernel.translate_errors(), self._bind(kernel) as bound:
-            capture = make_capture(stream, lambda i: bound.launch())
+        with kernel.translate_errors(), ExitStack() as stack:
+            bound = self._bind_copies(kernel, stack)
+            capture = make_capture(stream, lambda i: bound[i % len(bound)].launch())
             seconds = time_replays(
-                capture, stream, launch_multiple=1, seconds=FINAL_SECONDS, warm_up_seconds=warm_up_seconds
+                capture, stream, launch_multiple=len(bound), seconds=FINAL_SECONDS, warm_up_seconds=warm_up_seconds
             ).seconds
         self._last_busy_at = time.monotonic()
         return tuple(np.quantile(seconds, np.linspace(0, 1, NUM_FINAL_SAMPLES + 1), method="nearest").tolist())
@@ -200,8 +217,27 @@ class CudaBenchmark(Benchmark):
         """Whether the GPU may have lowered its clocks since the last timing, or since the start of the process."""
         return time.monotonic() - self._last_busy_at > IDLE_SECONDS
 
-    def _bind(self, kernel: CudaLoadedKernel) -> BoundKernel:
-        return kernel.bind([*self._pointers, self._get_output(kernel)[0]], self._stream)
+    def _bind_copies(self, kernel: CudaLoadedKernel, stack: ExitStack) -> list[BoundKernel]:
+        """Bind a kernel to all copies of the arrays, of which there is one unless they exceed the L2 cache."""
+        own_arrays = [*self._pointers, self._get_output(kernel)[0]]
+        output, l2_bytes = kernel.executable.output, self._device.l2_bytes or 0
+        if output.dtype not in self._copies:
+            set_bytes = sum(array.nbytes for array in self._inputs) + output.nbytes
+            sets = BufferSets.choose_count(set_bytes, l2_bytes, cold=set_bytes > l2_bytes)
+            sizes = [*(array.nbytes for array in self._inputs), output.nbytes]
+            copies = [[self._arrays.allocate(nbytes) for nbytes in sizes] for _ in range(sets.num_sets - 1)]
+            self._copies[output.dtype] = copies
+            for copy in copies:
+                self._copy_inputs(copy)
+        return [
+            stack.enter_context(kernel.bind(pointers, self._stream))
+            for pointers in (own_arrays, *self._copies[output.dtype])
+        ]
+
+    def _copy_inputs(self, pointers: Sequence[int]) -> None:
+        """Copy the inputs to other arrays on the GPU, whose last one is an output."""
+        for pointer, array in zip(pointers[:-1], self._inputs, strict=True):
+            copy_to_device(pointer, array)
 
     def _get_output(self, kernel: CudaLoadedKernel) -> tuple[int, CudaFunction]:
         """Return the address of a kernel's output, which kernels of one output dtype share, and its comparison."""

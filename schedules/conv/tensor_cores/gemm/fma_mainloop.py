@@ -7,15 +7,18 @@ Source: CUTLASS, `include/cutlass/gemm/warp/mma_simt.h`.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import ClassVar
 
-from ....tir_builder import Buffer, Expr, emit_ptx, store, to_uint32, unrolled_loop
+from ....tir_builder import Buffer, Expr, emit_ptx, serial_loop, store, to_uint32, unrolled_loop
 from ..implicit_gemm_shape import ACCUMULATOR_BYTES
-from .mma_sync_mainloop import MmaSyncMainloop
+from .mma_sync_mainloop import MmaSyncMainloop, WarpTiling
 from .smem_layout import CHUNK_BYTES, SmemLayout
+from .tile_scheduler import WorkTile
 
 PAIR_BYTES = 2 * ACCUMULATOR_BYTES  # bytes that a lane loads at once
+MAX_UNROLLED_FMAS = 512  # multiply-adds of a thread for a K tile, up to which its steps are unrolled
 
 
 @dataclass(frozen=True)
@@ -42,6 +45,44 @@ class FmaPairAtom(FmaAtom):
 
 
 @dataclass(frozen=True)
+class FmaTiling(WarpTiling):
+    """Division of a CTA's tile among warps, whose lanes load four neighbouring rows or columns of two atoms at once.
+
+    If a warp has an odd number of atoms, they are the two of one atom.
+    """
+
+    @property
+    def joined_rows(self) -> int:
+        """Atoms whose rows in a lane are neighbours."""
+        return 2 if self.mmas_m % 2 == 0 else 1
+
+    @property
+    def joined_columns(self) -> int:
+        """Atoms whose columns in a lane are neighbours."""
+        return 2 if self.mmas_n % 2 == 0 else 1
+
+    @property
+    def lane_row(self) -> Expr:
+        """First row of this lane in the tile."""
+        return self.first_row + self.thread.lane // 4 * (2 * self.joined_rows)
+
+    @property
+    def lane_column(self) -> Expr:
+        """First column of this lane in the tile."""
+        return self.first_column + self.thread.lane % 4 * (2 * self.joined_columns)
+
+    def row(self, tile: WorkTile, mma_m: Expr, half: Expr) -> Expr:
+        """Return the row of this lane's accumulators in a half of an atom."""
+        joined = self.joined_rows
+        return tile.m + self.lane_row + mma_m // joined * (joined * self.atom.m) + mma_m % joined * 2 + half
+
+    def column(self, tile: WorkTile, mma_n: Expr) -> Expr:
+        """Return the first of two neighbouring columns of this lane's accumulators of an atom."""
+        joined = self.joined_columns
+        return tile.n + self.lane_column + mma_n // joined * (joined * self.atom.n) + mma_n % joined * 2
+
+
+@dataclass(frozen=True)
 class PlainLayout(SmemLayout):
     """A tile without a swizzle: the lanes of a warp read one row at a time."""
 
@@ -52,27 +93,53 @@ class PlainLayout(SmemLayout):
 
 @dataclass(frozen=True)
 class FmaMainloop(MmaSyncMainloop):
-    """The mainloop of operands whose rows in shared memory are K; the tiling has row pairs.
+    """The mainloop of operands whose rows in shared memory are K.
 
-    A lane loads pairs of neighbouring rows of the product, and of neighbouring columns, from a row of shared memory.
+    A lane loads neighbouring rows of the product, and neighbouring columns, from a row of shared memory.
     """
 
-    def _load_a_fragments(self, stage: Expr, mma_k: int, fragment_set: int) -> None:
-        tiling, layout = self.tiling, self.a_layout
-        column = tiling.first_row + tiling.thread.lane // 4 * 2
-        address = self._stage(stage) + to_uint32(column * ACCUMULATOR_BYTES) + to_uint32(mma_k * layout.row_bytes)
-        with unrolled_loop(tiling.mmas_m, "i") as i:
-            pair = self._a_fragment(fragment_set, i)
-            emit_ptx("ld.shared.v2.b32", *pair, address + to_uint32(i * (tiling.atom.m * ACCUMULATOR_BYTES)))
+    def multiply_k_tile(self, accumulators: Buffer, prefetch: Callable[[Callable[[Expr, Expr], None]], None]) -> None:
+        """Multiply a K tile by a loop over pairs of steps if many multiply-adds would take seconds to compile."""
+        pipeline, (pairs, rest) = self.pipeline, divmod(self.tiling.mmas_k, 2)
+        num_fmas = self.tiling.num_accumulators * self.tiling.mmas_k * self.tiling.atom.a_registers // 2
+        if rest or pairs < 2 or num_fmas <= MAX_UNROLLED_FMAS:
+            super().multiply_k_tile(accumulators, prefetch)
+            return
+        for load in (self.load_a, self.load_b):
+            prefetch(load)
+        pipeline.commit()
+        pipeline.advance_write()
+        with serial_loop(pairs - 1, "pair") as pair:
+            for step in (0, 1):
+                self.load_fragments(pipeline.read_index, 2 * pair + step + 1, 1 - step)
+                self.multiply(accumulators, step)
+        self.load_fragments(pipeline.read_index, 2 * pairs - 1, 1)
+        self.multiply(accumulators, 0)
+        pipeline.advance_read()
+        pipeline.wait()
+        self.load_fragments(pipeline.read_index, 0, 0)
+        self.multiply(accumulators, 1)
 
-    def _load_b_fragments(self, stage: Expr, mma_k: int, fragment_set: int) -> None:
-        tiling, layout = self.tiling, self.b_layout
-        column = tiling.first_column + tiling.thread.lane % 4 * 2
-        offset = self.a_layout.nbytes + mma_k * layout.row_bytes
-        address = self._stage(stage) + to_uint32(column * ACCUMULATOR_BYTES) + to_uint32(offset)
-        with unrolled_loop(tiling.mmas_n, "j") as j:
-            pair = self._b_fragment(fragment_set, j)
-            emit_ptx("ld.shared.v2.b32", *pair, address + to_uint32(j * (tiling.atom.n * ACCUMULATOR_BYTES)))
+    def _load_a_fragments(self, stage: Expr, mma_k: Expr, fragment_set: int) -> None:
+        tiling, layout = self._fma_tiling, self.a_layout
+        offset = tiling.lane_row * ACCUMULATOR_BYTES + mma_k * layout.row_bytes
+        for i in range(0, tiling.mmas_m, tiling.joined_rows):
+            registers = [e for each in range(tiling.joined_rows) for e in self._a_fragment(fragment_set, i + each)]
+            address = self._stage(stage) + to_uint32(offset + i * (tiling.atom.m * ACCUMULATOR_BYTES))
+            emit_ptx(f"ld.shared.v{len(registers)}.b32", *registers, address)
+
+    def _load_b_fragments(self, stage: Expr, mma_k: Expr, fragment_set: int) -> None:
+        tiling, layout = self._fma_tiling, self.b_layout
+        offset = tiling.lane_column * ACCUMULATOR_BYTES + self.a_layout.nbytes + mma_k * layout.row_bytes
+        for j in range(0, tiling.mmas_n, tiling.joined_columns):
+            registers = [e for each in range(tiling.joined_columns) for e in self._b_fragment(fragment_set, j + each)]
+            address = self._stage(stage) + to_uint32(offset + j * (tiling.atom.n * ACCUMULATOR_BYTES))
+            emit_ptx(f"ld.shared.v{len(registers)}.b32", *registers, address)
+
+    @property
+    def _fma_tiling(self) -> FmaTiling:
+        assert isinstance(self.tiling, FmaTiling)
+        return self.tiling
 
     def multiply(self, accumulators: Buffer, fragment_set: int) -> None:
         """Multiply the fragments of one of the two register sets."""
@@ -94,7 +161,7 @@ class KMajorFmaMainloop(FmaMainloop):
     Lanes of half a warp read four rows, which the swizzle of the copies keeps free of bank conflicts.
     """
 
-    def _load_a_fragments(self, stage: Expr, mma_k: int, fragment_set: int) -> None:
+    def _load_a_fragments(self, stage: Expr, mma_k: Expr, fragment_set: int) -> None:
         tiling = self.tiling
         with unrolled_loop(tiling.mmas_m, "i") as i:
             registers = self._a_fragment(fragment_set, i)
@@ -103,7 +170,7 @@ class KMajorFmaMainloop(FmaMainloop):
                 address = self._stage(stage) + self._locate_pair(self.a_layout, row, mma_k)
                 emit_ptx("ld.shared.v2.b32", *registers[2 * half : 2 * half + 2], address)
 
-    def _load_b_fragments(self, stage: Expr, mma_k: int, fragment_set: int) -> None:
+    def _load_b_fragments(self, stage: Expr, mma_k: Expr, fragment_set: int) -> None:
         tiling, offset = self.tiling, to_uint32(self.a_layout.nbytes)
         with unrolled_loop(tiling.mmas_n, "j") as j:
             registers = self._b_fragment(fragment_set, j)
@@ -112,7 +179,7 @@ class KMajorFmaMainloop(FmaMainloop):
                 address = self._stage(stage) + offset + self._locate_pair(self.b_layout, row, mma_k)
                 emit_ptx("ld.shared.v2.b32", *registers[2 * e : 2 * e + 2], address)
 
-    def _locate_pair(self, layout: SmemLayout, row: Expr, mma_k: int) -> Expr:
+    def _locate_pair(self, layout: SmemLayout, row: Expr, mma_k: Expr) -> Expr:
         """Return the offset of two elements of a row, of this warp's part of the reduction."""
         first_byte = (self.tiling.warp_k * self.tiling.mmas_k + mma_k) * PAIR_BYTES
         chunk, rest = first_byte // CHUNK_BYTES, first_byte % CHUNK_BYTES

@@ -5,6 +5,7 @@ Source: CUTLASS, `include/cutlass/gemm/threadblock/mma_multistage.h`.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
@@ -79,6 +80,11 @@ class WarpTiling:
     def first_column(self) -> Expr:
         """First column of the warp in the tile."""
         return self.warp_n * (self.mmas_n * self.atom.n)
+
+    @property
+    def joined_columns(self) -> int:
+        """Instructions whose columns in a lane are neighbours."""
+        return 1
 
     @property
     def num_accumulators(self) -> int:
@@ -190,7 +196,7 @@ class MmaSyncMainloop:
         `next_tile` is the next work tile of this CTA, and `has_next_tile` whether it exists; None if a CTA computes one
         only.
         """
-        pipeline, num_k_tiles, last_mma = self.pipeline, self.k_range.tiles_per_split, self.tiling.mmas_k - 1
+        pipeline, num_k_tiles = self.pipeline, self.k_range.tiles_per_split
         ahead = pipeline.prefetch_distance
 
         def prefetch(k_tile: Expr, load: Callable[[Expr, Expr], None]) -> None:
@@ -208,26 +214,34 @@ class MmaSyncMainloop:
             if next_tile:
                 with if_(T.And(k_tile + ahead == num_k_tiles, has_next_tile)):
                     self.locate(next_tile)
-            for mma_k in range(self.tiling.mmas_k):
-                if mma_k == last_mma:
-                    pipeline.advance_read()
-                    pipeline.wait()
-                    self.load_fragments(pipeline.read_index, 0, 0)
-                else:
-                    self.load_fragments(pipeline.read_index, mma_k + 1, (mma_k + 1) % 2)
-                if mma_k == 0:
-                    prefetch(k_tile, self.load_a)
-                if mma_k == min(1, last_mma - 1):
-                    prefetch(k_tile, self.load_b)
-                    pipeline.commit()
-                    pipeline.advance_write()
-                self.multiply(registers, mma_k % 2)
+            self.multiply_k_tile(registers, functools.partial(prefetch, k_tile))
             if self.products and self.promotion_k_tiles:
                 with if_((k_tile + 1) % self.promotion_k_tiles == 0):
                     self.products.promote()
                     self.products.clear()
         if self.products and not self._promotes_last_k_tile:
             self.products.promote()
+
+    def multiply_k_tile(self, accumulators: Buffer, prefetch: Callable[[Callable[[Expr, Expr], None]], None]) -> None:
+        """Multiply a K tile, and load the first fragments of the next one.
+
+        `prefetch` starts the copies of an operand of a later K tile, by its function.
+        """
+        pipeline, last_mma = self.pipeline, self.tiling.mmas_k - 1
+        for mma_k in range(self.tiling.mmas_k):
+            if mma_k == last_mma:
+                pipeline.advance_read()
+                pipeline.wait()
+                self.load_fragments(pipeline.read_index, 0, 0)
+            else:
+                self.load_fragments(pipeline.read_index, mma_k + 1, (mma_k + 1) % 2)
+            if mma_k == 0:
+                prefetch(self.load_a)
+            if mma_k == min(1, last_mma - 1):
+                prefetch(self.load_b)
+                pipeline.commit()
+                pipeline.advance_write()
+            self.multiply(accumulators, mma_k % 2)
 
     @property
     def _promotes_last_k_tile(self) -> bool:
@@ -243,7 +257,7 @@ class MmaSyncMainloop:
         if self.tiling.warps_k > 1:
             reduce_sliced_k(accumulators, self.tiling, self.smem)
 
-    def load_fragments(self, stage: Expr, mma_k: int, fragment_set: int) -> None:
+    def load_fragments(self, stage: Expr, mma_k: Expr, fragment_set: int) -> None:
         """Load this warp's operands of one step along K into one of two register sets.
 
         An `ldmatrix` of four matrices reads 16 rows × 32 bytes: the fragment of A of one mma, or those of B of two.

@@ -89,11 +89,18 @@ class WindowTiles:
         return self.w.N * self.w.Z * math.prod(self.windows_per_plane)
 
     def locate(self, row: Expr) -> tuple[Expr, Expr, Expr]:
-        """Return the output plane, counted over all images, and the first output of the window with a row."""
+        """Return the output plane, counted over all images, and the first output of the window with a row.
+
+        If planes share input frames, the windows of all planes of an image at one place follow one another, so that L2
+        has the frames after their first use; a plane of a video may exceed it.
+        """
         along_height, along_width = self.windows_per_plane
         window = row // self.rows
-        line = window // along_width % along_height * self.output_lines
-        return window // (along_height * along_width), line, window % along_width * self.output_columns
+        place, plane = window % (along_height * along_width), window // (along_height * along_width)
+        if self.w.kernel[0] > 1 and self.w.Z > 1:
+            planes, places = self.w.Z, along_height * along_width
+            place, plane = window // planes % places, window // (planes * places) * planes + window % planes
+        return plane, place // along_width * self.output_lines, place % along_width * self.output_columns
 
 
 @dataclass(frozen=True)

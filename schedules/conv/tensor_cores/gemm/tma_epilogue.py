@@ -63,6 +63,11 @@ class TmaEpilogue:
         self._packed, self._values = allocate("packed", 4, "uint32"), allocate("output_values", 4, "float32")
         self._residual = allocate("residual", tile.row_bytes // 8, "uint32") if self._residual_maps else None
 
+    @property
+    def dtype(self) -> str:
+        """Storage dtype of the output."""
+        return self._ops.dtype
+
     def store(
         self,
         accumulators: Sequence[Expr],

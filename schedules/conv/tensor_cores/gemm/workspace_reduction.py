@@ -58,17 +58,19 @@ def store_partial_sums(
 
     With `is_atomic`, the workspace has one part, to which all parts are added.
     """
-    width, pair = math.gcd(shape.n, 2), allocate("partial_pair", 2, "float32")
+    joined, values = tiling.joined_columns, allocate("partial_sums_of_row", 2 * tiling.joined_columns, "float32")
+    width = math.gcd(shape.n, 2 * joined)
     part = 0 if is_atomic else split
-    m_loop, n_loop = unrolled_loop(tiling.mmas_m, "i"), unrolled_loop(tiling.mmas_n, "j")
-    with m_loop as mma_m, n_loop as mma_n, unrolled_loop(2, "h") as half:
-        row, column = tiling.row(tile, mma_m, half), tiling.column(tile, mma_n)
+    m_loop, n_loop = unrolled_loop(tiling.mmas_m, "i"), unrolled_loop(tiling.mmas_n // joined, "j")
+    with m_loop as mma_m, n_loop as j, unrolled_loop(2, "h") as half:
+        row, column = tiling.row(tile, mma_m, half), tiling.column(tile, j * joined)
         index = (part * shape.m + row) * (shape.groups * shape.n) + tile.group * shape.n + column
-        for first in range(0, 2, width):
+        for first in range(0, 2 * joined, width):
             with if_(tiling.is_inside(shape, row, column + first)):
                 for e in range(width):
-                    store(pair, e, accumulators[tiling.accumulator(mma_m, mma_n, half) + first + e])
-                store_sums(workspace, index + first, [pair[e] for e in range(width)], is_atomic=is_atomic)
+                    mma_n, rest = j * joined + (first + e) // 2, (first + e) % 2
+                    store(values, e, accumulators[tiling.accumulator(mma_m, mma_n, half) + rest])
+                store_sums(workspace, index + first, [values[e] for e in range(width)], is_atomic=is_atomic)
 
 
 def store_sums(workspace: Buffer, index: Expr, sums: Sequence[Expr], *, is_atomic: bool) -> None:

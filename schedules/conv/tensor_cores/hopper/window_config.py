@@ -19,8 +19,10 @@ from tvmconv.workloads.dtypes import get_itemsize
 from ...estimated_config import EstimatedTileConfig
 from ...tile_config import Rule
 from ..gemm.shared_windows import PATCH, PatchTiles
+from ..gemm.tma_loaders import INTERLEAVED_FILTERS
 from ..implicit_gemm_shape import ACCUMULATOR_BYTES
 from ..latency_model import count_ctas_per_sm
+from ..promotion import KNOB, PROMOTION_INTERVALS, has_float8_sums, limit_accumulation_error
 from .constraints import MAX_SHARED_BYTES
 from .tile_config import BARRIER_BYTES, MAX_SWIZZLE_BYTES, OVERHEAD_REGISTERS, SWIZZLE_ALIGNMENT_BYTES
 
@@ -36,9 +38,15 @@ MACS_PER_CLOCK, SMEM_BYTES_PER_CLOCK, COPIED_BYTES_PER_CLOCK, MEMORY_BYTES_PER_C
 EPILOGUE_CYCLES, START_CYCLES = 600, 3000  # of a tile's stores that nothing overlaps with, and of a launch
 
 
+def get_output_itemsize(w: Conv) -> int:
+    """Return the bytes per element of the output, which has a type of its own if operands have 8 bits."""
+    return get_itemsize(w.argument_dtypes[-1])
+
+
 def count_block_n(w: Conv) -> int:
-    """Return the columns of a wgmma: all filters, in whole subtiles of the output."""
-    return round_up(w.O, MIN_ROW_BYTES // get_itemsize(w.storage))
+    """Return the columns of a wgmma: all filters, in whole subtiles of the output, and in 16 for operands of 8 bits."""
+    min_columns = MIN_ROW_BYTES // get_output_itemsize(w)
+    return round_up(w.O, max(min_columns, INTERLEAVED_FILTERS) if get_itemsize(w.storage) == 1 else min_columns)
 
 
 def count_row_bytes(w: Conv) -> int:
@@ -58,16 +66,18 @@ class WindowConfig(EstimatedTileConfig):
     columns: Any  # output columns per tile
     warpgroups: Any  # warpgroups that multiply
     stages: Any  # windows in shared memory
+    promotion_interval: Any = 0  # products of 8-bit floats before a promotion; 0 without one
 
     @classmethod
     def list_options(cls, w: Conv) -> Mapping[str, Sequence[Any]]:
         """Return the options of all knobs."""
-        height, width = (round_up(size, PATCH) for size in w.output_size)
+        height, width = (round_up(size, PATCH) for size in w.output_size[-2:])
         return {
             "lines": [n for n in (8, 16, 24, 32) if n <= height],
             "columns": [n for n in (8, 16, 24, 32, 40, 48, 64) if n <= width],
             "warpgroups": (1, 2, 3, 4),
             "stages": (1, 2, 3, 4),
+            **({KNOB: PROMOTION_INTERVALS} if has_float8_sums(w) else {}),
         }
 
     @classmethod
@@ -98,7 +108,10 @@ class WindowConfig(EstimatedTileConfig):
     @classmethod
     def list_pruned(cls, w: Conv) -> list[Rule]:
         """Return the conditions on configs that are worth a search."""
-        return [("windows are loaded ahead", lambda t: (t.stages > 1) | (t.ctas_per_sm > 1))]
+        rules: list[Rule] = [("windows are loaded ahead", lambda t: (t.stages > 1) | (t.ctas_per_sm > 1))]
+        if has_float8_sums(w):
+            rules.insert(0, limit_accumulation_error(lambda t: t.promoted_products))
+        return rules
 
     @classmethod
     @functools.lru_cache(maxsize=64)
@@ -135,6 +148,17 @@ class WindowConfig(EstimatedTileConfig):
         return self.patches // self.warpgroups
 
     @property
+    def promoted_taps(self) -> Any:
+        """Blocks of channels of a tap whose products are added before a promotion; 0 without one."""
+        blocks = np.maximum(1, self.promotion_interval // (count_row_bytes(self.w) // self.itemsize))
+        return np.where(np.greater(self.promotion_interval, 0), blocks, 0)
+
+    @property
+    def promoted_products(self) -> Any:
+        """Products that are added before a promotion; 0 without one."""
+        return self.promoted_taps * (count_row_bytes(self.w) // self.itemsize)
+
+    @property
     def block_n(self) -> int:
         """Columns of a wgmma."""
         return count_block_n(self.w)
@@ -147,7 +171,8 @@ class WindowConfig(EstimatedTileConfig):
     @property
     def registers(self) -> Any:
         """Estimated registers per thread."""
-        return round_up(self.num_accumulators + OVERHEAD_REGISTERS, 8)
+        num_sums = self.num_accumulators * np.where(np.greater(self.promotion_interval, 0), 2, 1)
+        return round_up(num_sums + OVERHEAD_REGISTERS, 8)
 
     @property
     def num_warps(self) -> Any:
@@ -166,7 +191,7 @@ class WindowConfig(EstimatedTileConfig):
 
     @property
     def window_bytes(self) -> Any:
-        """Bytes of a window."""
+        """Bytes of a window, of a volume those of one tap along the depth."""
         return self.num_planes * self.of_tiles("plane_rows") * (self.w.C * self.itemsize)
 
     @property
@@ -182,7 +207,7 @@ class WindowConfig(EstimatedTileConfig):
     @property
     def epilogue_row_bytes(self) -> int:
         """Bytes of a row of a subtile of the output."""
-        return math.gcd(self.block_n * self.itemsize, MAX_SWIZZLE_BYTES)
+        return math.gcd(self.block_n * get_output_itemsize(self.w), MAX_SWIZZLE_BYTES)
 
     @property
     def epilogue_stage_bytes(self) -> int:
@@ -241,8 +266,9 @@ class WindowConfig(EstimatedTileConfig):
         macs = PATCH**2 * self.block_n * (k_bytes // 2)  # of operands of 16 bits; others take as long per byte
         smem_cycles = (PATCH**2 + self.block_n) * k_bytes / SMEM_BYTES_PER_CLOCK
         product_cycles = mmas * np.maximum(macs / MACS_PER_CLOCK, smem_cycles)
-        output_bytes = self.lines * self.columns * w.O * self.itemsize
-        copy_cycles = (self.window_bytes + output_bytes) / COPIED_BYTES_PER_CLOCK
+        output_bytes = self.lines * self.columns * w.O * get_output_itemsize(w)
+        num_windows = len(PatchTiles(w, PATCH, PATCH).depth_taps)
+        copy_cycles = (num_windows * self.window_bytes + output_bytes) / COPIED_BYTES_PER_CLOCK
         memory_cycles = w.min_bytes / (H200.multiprocessors * MEMORY_BYTES_PER_CLOCK)
         exposed_cycles = tiles_per_sm * EPILOGUE_CYCLES * self.m_atoms / self.ctas_per_sm
         longest = np.maximum(np.maximum(tiles_per_sm * product_cycles, tiles_per_sm * copy_cycles), memory_cycles)

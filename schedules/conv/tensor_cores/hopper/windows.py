@@ -1,8 +1,9 @@
-"""Convolutions of images with few channels on Hopper's tensor cores: all taps of a filter read one window of pixels.
+"""Convolutions of images and volumes with few channels on Hopper's tensor cores: all taps read one window of pixels.
 
 With 32 or 64 channels, im2col copies each pixel nine times from L2 for little arithmetic, and `hopper` is bound by
 these copies. Here a CTA keeps all filters in shared memory, and TMA copies the window of a tile of output pixels once
 (`..gemm.shared_windows`). Tiles of 16 × 32 pixels read 1.4 times their pixels, copies to whole swizzle atoms included.
+A tile of a volume is in one slice, and has a window for each tap along the depth.
 
 The kernel is persistent. A warp loads windows, and warpgroups multiply and store patches of 8 × 8 pixels. CTAs are
 small, so that several share an SM, and one stores while others multiply.
@@ -34,6 +35,8 @@ from ....tir_builder import (
     if_,
     to_uint32,
 )
+from ..eight_bit_requirements import PAIRED_EIGHT_BITS
+from ..gemm.accumulators import Accumulators
 from ..gemm.atoms import ThreadPosition, WgmmaAtom
 from ..gemm.channel_arguments import ChannelArguments
 from ..gemm.cta import allocate_smem, allow_dependent_launch, open_cta
@@ -45,12 +48,20 @@ from ..gemm.smem_layout import SWIZZLE_ALIGNMENT_BYTES, SmemLayout
 from ..gemm.tile_scheduler import TileScheduler
 from ..gemm.tma import prefetch_tensor_maps
 from ..gemm.tma_epilogue import TmaEpilogue
-from ..gemm.tma_loaders import FilterMatrix
+from ..gemm.tma_loaders import INTERLEAVED_FILTERS, FilterMatrix, InterleavedFilters
 from ..gemm.wgmma_mainloop import OperandTile
 from ..implicit_gemm_shape import VECTOR_BYTES
-from .schedule import WIDE_DTYPES
+from .schedule import DTYPES
 from .tma_requirements import has_large_output
-from .window_config import EPILOGUE_STAGES, MAX_FILTERS, MIN_ROW_BYTES, WindowConfig, count_block_n, count_row_bytes
+from .window_config import (
+    EPILOGUE_STAGES,
+    MAX_FILTERS,
+    MIN_ROW_BYTES,
+    WindowConfig,
+    count_block_n,
+    count_row_bytes,
+    get_output_itemsize,
+)
 
 MAX_STRIDE = 2
 MAX_PROMISING_ROW_BYTES = 128  # bytes of the channels of a pixel, beyond which products bound most layers
@@ -61,14 +72,15 @@ def has_windows(w: Conv) -> bool:
     """Whether windows of pixels and all filters fit in shared memory, and TMA can copy them."""
     itemsize = get_itemsize(w.storage)
     return (
-        w.spatial_ndim == 2
+        w.spatial_ndim in (2, 3)
         and w.groups == 1
         and not w.returns_stats
         and math.prod(w.kernel) > 1
         and max(w.stride) <= MAX_STRIDE
-        and all(size % stride == 0 for size, stride in zip(w.input_size, w.stride, strict=True))
+        and (w.spatial_ndim == 2 or w.stride[1:] == (1, 1))
+        and all(size % stride == 0 for size, stride in zip(w.input_size[-2:], w.stride[-2:], strict=True))
         and w.C * itemsize % MIN_ROW_BYTES == 0
-        and w.O * itemsize % VECTOR_BYTES == 0
+        and w.O * get_output_itemsize(w) % VECTOR_BYTES == 0
         and count_block_n(w) <= MAX_FILTERS
         and sum(op.argument_kind == "output" for op in epilogue.get_ops(w.epilogue)) <= 1
         and not has_large_output(w)
@@ -78,8 +90,8 @@ def has_windows(w: Conv) -> bool:
 
 
 WINDOWS = Requirement(
-    "images of one group with a filter of several taps, strides up to 2 that divide the image, a residual at most, and "
-    "filters that fit in shared memory",
+    "images of one group with a filter of several taps, strides up to 2 that divide the image, in volumes of 1 along "
+    "height and width, a residual at most, and filters that fit in shared memory",
     has_windows,
     lambda w: f"filters of {math.prod(w.kernel)} taps × {w.C} × {w.O} channels",
 )
@@ -92,10 +104,10 @@ def is_promising(w: Conv) -> bool:
 
 
 @schedule(
-    "conv2d",
-    dtypes=WIDE_DTYPES,
+    *("conv2d", "conv3d"),
+    dtypes=DTYPES,
     usage=WindowConfig.compute_usage,
-    condition=all_of(CHANNELS_LAST_LAYOUT, WINDOWS),
+    condition=all_of(CHANNELS_LAST_LAYOUT, PAIRED_EIGHT_BITS, WINDOWS),
     search_if=is_promising,
     starting_configs=WindowConfig.list_starting_configs,
     device_kinds=("cuda",),
@@ -112,10 +124,16 @@ def window_hopper(s: Schedule, w: Conv, k: Knobs) -> Schedule:
 def make_mainloop(config: WindowConfig) -> WindowMainloop:
     """Return the mainloop of a config."""
     w, row_bytes, block_n = config.w, count_row_bytes(config.w), config.block_n
-    filters = Operand("K", w.dtype, FilterMatrix(w.storage, w.O, w.kernel, w.C), rows_per_group=w.O)
+    loader = InterleavedFilters if can_interleave(w) else FilterMatrix
+    filters = Operand("K", w.dtype, loader(w.storage, w.O, w.kernel, w.C), rows_per_group=w.O)
     b = OperandTile(filters, SmemLayout(block_n, row_bytes), 0, row_bytes // config.itemsize, 1, block_n)
     atom, window = WgmmaAtom(block_n, w.dtype, w.dtype), SmemLayout(config.tiles.plane_rows, row_bytes)
-    return WindowMainloop(config.tiles, atom, int(config.m_atoms), window, b)
+    return WindowMainloop(config.tiles, atom, int(config.m_atoms), window, b, int(config.promoted_taps))
+
+
+def can_interleave(w: Conv) -> bool:
+    """Return whether TMA reorders the filters so that a thread has words of 8-bit results."""
+    return get_output_itemsize(w) == 1 and w.O % INTERLEAVED_FILTERS == 0
 
 
 @dataclass(frozen=True)
@@ -168,6 +186,7 @@ def emit_kernel(config: WindowConfig, arguments: dict[str, Buffer]) -> None:
             *(ops.channel_args, arguments, config.block_n, config.w.O, config.block_n == config.w.O),
             smem + to_uint32(int(config.channel_args_offset_bytes)),
             cta.thread.warpgroup,
+            4 if epilogue_tile.interleaved else 2,
         )
         stored = TmaEpilogue(epilogue_tile, ops, channels, subtiles, output_maps)
         rows = tiles.patches * mainloop.atom.m
@@ -188,8 +207,9 @@ def emit_kernel(config: WindowConfig, arguments: dict[str, Buffer]) -> None:
 def make_epilogue_tile(config: WindowConfig) -> PatchEpilogueTile:
     """Return the division of a warpgroup's accumulators into patches."""
     atom = WgmmaAtom(config.block_n, config.w.dtype, config.w.dtype)
-    sizes = int(config.m_atoms), int(config.warpgroups), config.w.storage, config.epilogue_row_bytes, EPILOGUE_STAGES
-    return PatchEpilogueTile(atom, *sizes, tiles=config.tiles)
+    dtype, row_bytes = config.w.argument_dtypes[-1], config.epilogue_row_bytes
+    sizes = int(config.m_atoms), int(config.warpgroups), dtype, row_bytes, EPILOGUE_STAGES
+    return PatchEpilogueTile(atom, *sizes, interleaved=can_interleave(config.w), tiles=config.tiles)
 
 
 def make_pipelines(
@@ -215,12 +235,12 @@ def make_pipelines(
 
 def emit_consumer(mainloop: WindowMainloop, state: WindowCta) -> None:
     """Multiply and store work tiles; run by all threads of the warpgroups."""
-    accumulators = allocate("accumulators", mainloop.num_accumulators, "float32")
-    sums = [accumulators[i] for i in range(mainloop.num_accumulators)]
-    thread, stored = state.thread, state.epilogue
+    count, thread, stored = mainloop.num_accumulators, state.thread, state.epilogue
+    promoted = allocate("sums", count, "float32") if mainloop.promoted_taps else None
+    accumulators = Accumulators.allocate(count, mainloop.atom.accumulator_dtype, stored.dtype, promoted)
     state.filters.consumer_wait(0, 0)
     with state.tiles.work_tiles(state.index) as tile:
         stored.channels.prefetch(tile, thread)
         mainloop.consume(accumulators, state.filters.stage_address(0), state.windows, state.states[0], thread)
-        stored.store(sums, tile, state.states[1], thread, thread.warpgroup)
+        stored.store(accumulators.list_sums(), tile, state.states[1], thread, thread.warpgroup)
     stored.finish(thread)

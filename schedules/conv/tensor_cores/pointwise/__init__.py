@@ -1,1 +1,1 @@
-"""Gradients of inputs of narrow 1×1 layers: pixels stream through registers."""
+"""Gradients of narrow 1×1 layers: dgrads whose pixels stream through registers, and wgrads whose sums stay in them."""

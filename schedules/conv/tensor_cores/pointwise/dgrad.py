@@ -13,6 +13,7 @@ Source: PTX ISA, "mma.sync".
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from tvm.s_tir import Schedule
@@ -104,8 +105,7 @@ def emit_kernel(config: PointwiseConfig, arguments: dict[str, Buffer]) -> None:
         allow_dependent_launch()
         tile = Register("tile", value=cta.index * warps + cta.thread.warp)
         pixels = RegisterTile.allocate(config, arguments, cta.thread)
-        pixels.load(tile.value)
-        copy_filters(config, arguments["K"], smem, cta.thread.thread)
+        copy_filters(config, arguments["K"], smem, cta.thread.thread, lambda: pixels.load(tile.value))
         emit_call(T.cuda.cta_sync())
         with serial_loop(int(config.rounds), "round"), if_(tile.value < num_tiles):
             pixels.multiply(smem)
@@ -115,8 +115,12 @@ def emit_kernel(config: PointwiseConfig, arguments: dict[str, Buffer]) -> None:
             tile.set(tile.value + num_ctas * warps)
 
 
-def copy_filters(config: PointwiseConfig, filters: Buffer, smem: Expr, thread: Expr) -> None:
+def copy_filters(
+    config: PointwiseConfig, filters: Buffer, smem: Expr, thread: Expr, load_pixels: Callable[[], None]
+) -> None:
     """Copy the weight (channels of dY, channels of dX) to shared memory, as operand A of each step and mma.
+
+    The first loads of pixels follow those of the weight, which products wait for first.
 
     An item is half a fragment of a lane: two channels of dX of the same channels of dY, one of 32 bits or two of 16.
     """
@@ -133,8 +137,10 @@ def copy_filters(config: PointwiseConfig, filters: Buffer, smem: Expr, thread: E
         mma_m, step = item // (2 * WARP_SIZE) % config.mmas_m, item // items_per_step
         k = (step // 2 * CHUNKS + lane % CHUNKS) * (VECTOR_BYTES // config.itemsize) + (step % 2 * 2 + half) * words
         offset = item // (2 * WARP_SIZE) * FRAGMENT_BYTES + lane * VECTOR_BYTES + half * 8
-        return k, config.channel(mma_m, 0, lane // CHUNKS), offset
+        return k, config.channel(2 * mma_m, lane // CHUNKS), offset
 
+    if num_batches > 1:
+        load_pixels()
     with serial_loop(num_batches, "batch") as batch:
         first = batch * (batch_size * num_threads) + thread
         with unrolled_loop(batch_size, "i") as i:
@@ -147,6 +153,8 @@ def copy_filters(config: PointwiseConfig, filters: Buffer, smem: Expr, thread: E
                     pointer = filters.access_ptr("r", offset=(k + e) * shape.n + channel)
                     destinations = [loaded[2 * i + e]] if words == 2 else [loaded[2 * i], loaded[2 * i + 1]]
                     emit_ptx("ld.global.b32" if words == 2 else "ld.global.v2.b32", *destinations, pointer)
+        if num_batches == 1:
+            load_pixels()
         with unrolled_loop(batch_size, "i") as i:
             item = first + i * num_threads
             lower, upper = loaded[2 * i], loaded[2 * i + 1]
@@ -212,11 +220,11 @@ class RegisterTile:
 
     def store_sums(self, tile: Expr) -> None:
         """Apply the epilogue, and store vectors of channels of dX."""
-        config, shape, lane, vector = self.config, self.config.shape, self.thread.lane, self.config.vector
+        config, shape, lane = self.config, self.config.shape, self.thread.lane
         values, packed = allocate("values", 8, "float32"), allocate("packed", 8, "uint32")
         ops = EpilogueOps.from_workload(config.convolution).bind_tensor_args(self.arguments, uses_registers=True)
-        for first in range(0, 2 * config.mmas_m, vector):
-            channel = config.channel(first // 2, 0, lane // 4)
+        for first, vector in config.vectors:
+            channel = config.channel(first, lane // 4)
             with unrolled_loop(config.pixel_octets, "p") as octet, unrolled_loop(2, "e") as e:
                 pixel = self._pixel(tile, octet) + e * 4 + lane % 4
                 with if_(logical_and(pixel < shape.m, is_below(channel, shape.n, config.mmas_m * MMA_M))):

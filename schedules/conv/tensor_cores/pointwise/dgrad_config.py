@@ -7,6 +7,7 @@ import math
 from typing import Any
 
 import numpy as np
+from tvm.script import tirx as T  # noqa: N812  (TVM's own name for it)
 
 from tvmconv.arithmetic import ceil_div
 from tvmconv.fitted_latency import H200_FIT
@@ -96,14 +97,31 @@ class PointwiseConfig(EstimatedTileConfig):
         return ceil_div(self.shape.n, MMA_M)
 
     @property
-    def vector(self) -> int:
-        """Neighbouring channels of dX of a lane, which it stores at once."""
-        return math.gcd(2 * self.mmas_m, self.shape.n, VECTOR_BYTES // self.shape.output_itemsize)
+    def vectors(self) -> list[tuple[int, int]]:
+        """Vectors of neighbouring channels of dX of a lane, which it stores at once: the first rows, and the channels.
 
-    def channel(self, mma_m: Any, half: Any, lane_row: Any) -> Any:
-        """Return the channel of dX of a row of an mma: `lane_row` in one of its halves."""
-        index = 2 * mma_m + half
-        return index // self.vector * (8 * self.vector) + lane_row * self.vector + index % self.vector
+        Eight lanes have the rows of a half of an mma. The longest vectors come first; the last ones may be too many.
+        """
+        vector, first, vectors = math.gcd(self.shape.n, VECTOR_BYTES // self.shape.output_itemsize), 0, []
+        while first < 2 * self.mmas_m:
+            if vector <= 2 * self.mmas_m - first:
+                vectors.append((first, vector))
+                first += vector
+            else:
+                vector //= 2
+        return vectors
+
+    def channel(self, half: Any, lane_row: Any) -> Any:
+        """Return the channel of dX of a row of an mma: `lane_row` in one of the halves of all mmas."""
+        (_, length), *others = self.vectors
+        previous = length
+        for first, vector in others:  # each begins at a multiple of its length
+            if isinstance(half, int):
+                length = vector if half >= first else length
+            elif vector < previous:
+                length = T.Select(half >= first, vector, length)
+            previous = vector
+        return OCTET * half - (OCTET - 1) * (half & (length - 1)) + lane_row * length
 
     @property
     def num_tiles(self) -> Any:
@@ -159,7 +177,7 @@ class PointwiseConfig(EstimatedTileConfig):
         shape, fit, steps = self.shape, H200_FIT.strips, 2 * self.k_groups * self.mmas_m
         tiles = self.num_tiles / H200.multiprocessors
         bytes_per_sm = shape.m / H200.multiprocessors * (shape.k * self.itemsize + shape.n * shape.output_itemsize)
-        stores = self.pixel_octets * 2 * self.mmas_m * 2 // self.vector
+        stores = self.pixel_octets * 2 * len(self.vectors)
         instructions = (
             TILE_INSTRUCTIONS
             + steps * (1 + self.pixel_octets)
