@@ -11,23 +11,28 @@ from __future__ import annotations
 import multiprocessing
 from concurrent.futures import Future, ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
+from multiprocessing import forkserver
 from typing import Any
 
 from tvm.ir.utils import derived_object
 from tvm.s_tir.meta_schedule.builder import BuilderInput, BuilderResult, PyBuilder
 from tvm.s_tir.meta_schedule.builder.local_builder import default_build, default_export
 
-from tvmconv.compiler.tensor_intrinsics import import_tensor_intrinsics
 from tvmconv.errors import describe_error
 
 TIMEOUT_SECONDS = 30.0  # of LocalBuilder
+_PRELOADED = ("tvm.s_tir.tensor_intrin", __name__)  # in the process from which the others are forked
 
-import_tensor_intrinsics()  # in the process from which the others are forked
+
+def start_fork_server() -> None:
+    """Start the process from which the builder's processes are forked, so that it imports its modules meanwhile."""
+    multiprocessing.get_context("forkserver").set_forkserver_preload(list(_PRELOADED))
+    forkserver.ensure_running()
 
 
 @derived_object
 class PersistentBuilder(PyBuilder):
-    """Builder whose processes live as long as it does.
+    """Builder whose processes live as long as it does. `start_fork_server` comes first.
 
     Args:
         num_processes: Number of processes.
@@ -40,9 +45,7 @@ class PersistentBuilder(PyBuilder):
 
     def make_pool(self) -> ProcessPoolExecutor:
         """Return a pool of processes, which start with the first build."""
-        context = multiprocessing.get_context("forkserver")
-        context.set_forkserver_preload([__name__])
-        return ProcessPoolExecutor(self.num_processes, mp_context=context)
+        return ProcessPoolExecutor(self.num_processes, mp_context=multiprocessing.get_context("forkserver"))
 
     def build(self, build_inputs: list[BuilderInput]) -> list[BuilderResult]:
         """Build candidates, and return the files of their modules or the reasons why there are none."""

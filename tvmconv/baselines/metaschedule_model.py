@@ -28,6 +28,7 @@ from tvmconv.baselines.metaschedule import (
     run_bounded,
 )
 from tvmconv.compiler.cuda_environment import make_cuda_environment
+from tvmconv.compiler.tensor_intrinsics import import_tensor_intrinsics
 from tvmconv.devices import Device
 from tvmconv.errors import Error
 
@@ -143,8 +144,10 @@ def main(argv: Sequence[str]) -> None:
     from tvm.s_tir.meta_schedule.runner import EvaluatorConfig, LocalRunner
     from tvm.s_tir.meta_schedule.tune import tune_tasks
 
-    from tvmconv.baselines.metaschedule_builder import PersistentBuilder  # imports the tensor intrinsics
+    from tvmconv.baselines.metaschedule_builder import PersistentBuilder, start_fork_server
 
+    start_fork_server()
+    import_tensor_intrinsics()  # the search needs them, too
     num_processors = len(os.sched_getaffinity(0))
     saved = tvm.ir.load_json(folder.joinpath(_TASKS_FILE).read_text(encoding="utf-8"))
     tasks = [ExtractedTask(str(name), mod, target, [mod], int(weight)) for name, mod, weight in saved]

@@ -4,7 +4,9 @@ Separate processes compile TVM's code while a search runs, and time it afterward
 compilation that takes too long, then costs the comparison alone.
 
 The processes start before the convolutions are known, because their imports take seconds. They compile one convolution
-at a time, those with the most operations first, so that any time limit leaves the times of those that matter most.
+at a time, those with the most operations first, so that any time limit leaves the times of those that matter most. In
+float16, half of the processes begin with the import of TVM's tensor intrinsics, which may take longer than a search,
+and compile the convolutions for which TVM considers them. The others need not wait for it.
 """
 
 from __future__ import annotations
@@ -12,6 +14,7 @@ from __future__ import annotations
 import contextlib
 import fcntl
 import json
+import math
 import os
 import select
 import subprocess
@@ -36,6 +39,8 @@ from tvmconv.deadline import Deadline
 from tvmconv.errors import describe_error
 from tvmconv.measure.workers.process import set_parent_death_signal
 from tvmconv.relax.sites import RelaxConvolution
+from tvmconv.workloads import dtypes
+from tvmconv.workloads.conv_operator import ConvOperator
 from tvmconv.workloads.dtypes import get_numpy_dtype
 
 TIMING_SECONDS, WARM_UP_SECONDS = 0.01, 0.01
@@ -43,6 +48,8 @@ MAX_ERROR_CHARACTERS = 300
 MAX_COMPILERS, CORES_PER_COMPILER = 4, 4  # processes that compile; the builders of the search need the other cores
 NUM_RANDOM_ELEMENTS = 1 << 16  # an argument repeats so many random numbers, because random numbers take time
 ERRORS_FILE = "errors"
+MIN_TENSORIZED_EXTENT = 64  # of dlight's rule Matmul
+TENSORIZED, OTHERS, ALL = "tensorized", "others", "all"  # the functions of a process
 _MODULE_FILE, _LOCK_FILE = "module.json", "lock"
 
 
@@ -78,12 +85,36 @@ def _emit_function(
     operands = [expr for expr in (site.x, site.weight, site.residual) if expr is not None]
     params = {expr: relax.Var(f"arg{index}", expr.ty) for index, expr in enumerate(operands)}
     replaced: dict[relax.Expr, relax.Expr] = dict(params)
-    with builder.function(name, list(params.values()), attrs={"workload": site.workload.text}):
+    attributes = {"workload": site.workload.text, "share": _choose_share(site.workload)}
+    with builder.function(name, list(params.values()), attrs=attributes):
         with builder.dataflow():
             for binding in _select_bindings(site, bindings, params):
                 replaced[binding.var] = builder.emit(_replace_operands(binding.value, replaced))
             output = builder.emit_output(replaced[site.result])
         builder.emit_func_output(output)
+
+
+def _choose_share(workload: ConvOperator) -> str:
+    """Return the processes that compile TVM's code for a workload: TVM considers tensor cores for products in float16
+    whose extents all exceed a threshold.
+    """
+    pixels, reduction = math.prod(workload.output_shape) // workload.O, math.prod(workload.weight_shape[1:])
+    is_large = min(pixels, workload.O, reduction) > MIN_TENSORIZED_EXTENT
+    is_tensorized = workload.dtype == dtypes.FLOAT16.name and workload.groups == 1 and is_large
+    return TENSORIZED if is_tensorized else OTHERS
+
+
+def uses_float16(mod: IRModule) -> bool:
+    """Return whether any expression of a module's Relax functions is a tensor in float16."""
+    types: set[str] = set()
+
+    def visit(expr: Any) -> None:
+        types.add(str(getattr(expr.ty, "dtype", "")) if isinstance(expr, relax.Expr) else "")
+
+    for function in mod.functions.values():
+        if isinstance(function, relax.Function):
+            relax.analysis.post_order_visit(function, visit)
+    return "float16" in types
 
 
 def _replace_operands(value: relax.Expr, replaced: Mapping[relax.Expr, relax.Expr]) -> relax.Expr:
@@ -168,10 +199,24 @@ def _get_stdin(process: subprocess.Popen[str]) -> IO[str]:
     return process.stdin
 
 
+def list_shares(num_cores: int, *, has_float16: bool) -> list[tuple[str, int, int]]:
+    """Return the functions that each process compiles: `TENSORIZED`, `OTHERS` or `ALL`, the rank of the process among
+    those with the same functions, and their number.
+    """
+    number = min(max(num_cores // CORES_PER_COMPILER, 1), MAX_COMPILERS)
+    names = [TENSORIZED, OTHERS] * (number // 2) if has_float16 else []
+    names = names or [ALL] * number
+    return [(name, names[:index].count(name), names.count(name)) for index, name in enumerate(names)]
+
+
 @contextmanager
-def start_timer(device_index: int) -> Iterator[TvmTimer]:
-    """Start the processes of a timer for a device, and end them with the context."""
-    number = min(max(len(os.sched_getaffinity(0)) // CORES_PER_COMPILER, 1), MAX_COMPILERS)
+def start_timer(device_index: int, *, has_float16: bool) -> Iterator[TvmTimer]:
+    """Start the processes of a timer for a device, and end them with the context.
+
+    Args:
+        device_index: Index of the CUDA device.
+        has_float16: Whether there are convolutions in float16.
+    """
     code = f"import sys; sys.path[:] = {sys.path!r}; from {__name__} import main; main(sys.argv[1:])"
     with tempfile.TemporaryDirectory() as name, contextlib.ExitStack() as stack:
         errors = stack.enter_context((Path(name) / ERRORS_FILE).open("a"))
@@ -180,14 +225,14 @@ def start_timer(device_index: int) -> Iterator[TvmTimer]:
         with os.fdopen(writes, "w") as shared:
             processes = [
                 subprocess.Popen(
-                    [sys.executable, "-c", code, *map(str, (device_index, rank, number, os.getpid()))],
+                    [sys.executable, "-c", code, str(device_index), str(os.getpid()), *map(str, share)],
                     stdin=subprocess.PIPE,
                     stdout=shared,
                     stderr=errors,
                     env={**os.environ, **make_cuda_environment()},
                     text=True,
                 )
-                for rank in range(number)
+                for share in list_shares(len(os.sched_getaffinity(0)), has_float16=has_float16)
             ]
         try:
             yield TvmTimer(processes, results, Path(name))
@@ -202,24 +247,24 @@ def main(argv: Sequence[str]) -> None:
     write the seconds of each to the standard output; they are null for a function that does not compile.
 
     Functions are timed as soon as they are compiled after the standard input has ended. The arguments are the index of
-    the device, the rank of this process, the number of processes that share the functions, and the process that ends
-    this one.
+    the device, the process that ends this one, and an item of `list_shares`.
     """
-    index, rank, number, parent_pid = map(int, argv)
+    share, (index, parent_pid, rank, number) = argv[2], map(int, (*argv[:2], *argv[3:]))
     set_parent_death_signal(parent_pid)
     results = os.dup(1)
     os.dup2(2, 1)  # for what TVM and its compilers print
+    if share == TENSORIZED:
+        import_tensor_intrinsics()
     if not (line := sys.stdin.readline()):  # the parent has no functions
         return
     path = Path(line.rstrip("\n"))
     mod, target = tvm.ir.load_json(path.read_text(encoding="utf-8"))
+    functions = [item for item in rank_functions(mod) if share in (ALL, item[1].attrs["share"])]
     device = tvm.cpu() if target.kind.name == "llvm" else tvm.device(target.kind.name, index)
     with contextlib.suppress(Exception):  # TVM raises many types; it says why when a function is timed
         tvm.runtime.tensor(np.zeros(1, np.float32), device)  # creates the context before time is counted
-    if any("float16" in str(param.ty.dtype) for function in mod.functions.values() for param in function.params):
-        import_tensor_intrinsics()
     reporter = _Reporter(device, path.with_name(_LOCK_FILE), results)
-    compile_and_time(rank_functions(mod)[rank::number], target, sys.stdin.fileno(), reporter)
+    compile_and_time(functions[rank::number], target, sys.stdin.fileno(), reporter)
 
 
 Function = tuple[Any, relax.Function]  # a function of a module and its variable
