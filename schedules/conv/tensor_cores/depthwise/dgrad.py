@@ -11,7 +11,7 @@ from tvmconv.workloads.conv_gradient import InputGradient
 
 from ....tir_builder import Buffer, build_schedule
 from .band_config import BandConfig, has_bands, has_large_filter
-from .bands import emit_bands
+from .image_bands import emit_bands
 
 
 @schedule(

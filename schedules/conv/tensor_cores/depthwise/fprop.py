@@ -12,7 +12,7 @@ from tvmconv.workloads.layout import CHANNELS_FIRST, CHANNELS_LAST
 
 from ....tir_builder import build_schedule
 from .band_config import BandConfig, has_bands, has_large_filter
-from .bands import emit_bands
+from .image_bands import emit_bands
 
 
 def has_one_layout(w: Conv) -> bool:
