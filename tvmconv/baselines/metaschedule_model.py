@@ -89,6 +89,7 @@ def tune_module(
     number = max(len(os.sched_getaffinity(0)) // CORES_PER_SEARCH, 1)
     with ThreadPoolExecutor(number) as pool:
         searches = [pool.submit(_run_search, device, folder, log, seconds, strategy, r, number) for r in range(number)]
+        import_tensor_intrinsics()  # `compile_module` needs them in this process
         results = [search.result() for search in searches]
     times = [result.best for result in results if result.best is not None]
     if not times:
