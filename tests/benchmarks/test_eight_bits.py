@@ -7,6 +7,9 @@ import pytest
 import tvmconv as tc
 from tvmconv import cli
 from tvmconv.benchmarks.eight_bits import CUDNN, EightBitTimes, make_table, make_variant
+from tvmconv.workloads.suites import read_suite
+
+LAYER = "conv2d:1x16x8x8,16x16x3x3,s1,p1,f16,nhwc"
 
 
 def test_variants_have_results_in_float16():
@@ -16,10 +19,41 @@ def test_variants_have_results_in_float16():
 
 
 def test_table_compares_8_bits_with_libraries():
-    times = EightBitTimes("a", {"f16": 2e-6, "i8": 1e-6, CUDNN: 3e-6})
-    table = make_table([times, EightBitTimes("b", {"f16": 2e-6})], ["i8"])
-    assert table.rows[0] == ("`a`", "2.00", "1.00", "3.00", "—", "3.00", "2.00", "—")
+    times = EightBitTimes(LAYER, {"f16": 2e-6, "i8": 1e-6, CUDNN: 3e-6})
+    table = make_table([times, EightBitTimes(LAYER, {"f16": 2e-6})], ["i8"])
+    assert table.rows[0] == (f"`{LAYER}`", "2.00", "1.00", "3.00", "—", "3.00", "2.00", "—")
+    assert table.rows[2][0] == "geometric mean"
     assert table.rows[2][-3:] == ("3.00", "2.00", "—")
+
+
+def test_each_batch_size_has_a_mean():
+    times = [EightBitTimes(LAYER, {"f16": 2e-6, "i8": 1e-6})]
+    times.append(EightBitTimes(LAYER.replace(":1x", ":8x"), {"f16": 3e-6, "i8": 1e-6}))
+    rows = make_table(times, ["i8"]).rows[2:]
+    assert [(row[0], row[-2]) for row in rows] == [
+        ("geometric mean, batch 1", "2.00"),
+        ("geometric mean, batch 8", "3.00"),
+    ]
+
+
+def test_of_equal_convolutions_in_files_the_last_one_counts(tmp_path, capsys):
+    files = [tmp_path / "a.json", tmp_path / "b.json"]
+    for file, seconds in zip(files, (1e-6, 4e-6), strict=True):
+        layers = [{"workload": LAYER, "seconds": {"f16": 8e-6, "i8": seconds}}]
+        file.write_text(json.dumps({"provenance": file.name, "layers": layers}))
+    assert cli.main(["bench", "eight-bits", "--from", *map(str, files), "--dtype", "i8"]) == 0
+    words = capsys.readouterr().out.split()
+    assert {"8.00", "4.00", "2.00", "a.json", "b.json"} <= {*words}
+    assert "1.00" not in words
+
+
+def test_suite_has_the_workloads_of_all_dtypes(tmp_path):
+    file = tmp_path / "suite.json"
+    command = ["bench", "eight-bits", LAYER, "--batch", "2", "--dtype", "i8", "--write-suite", str(file)]
+    assert cli.main(command) == 0
+    texts = [layer.workload.text for layer in read_suite(file)]
+    assert [text.partition("p1,")[2] for text in texts] == ["f16,nhwc", "out-f16,i8,nhwc,scale"]
+    assert all(text.startswith("conv2d:2x") for text in texts)
 
 
 @pytest.mark.parametrize("content", [None, "[]", '{"layers": [{"a": 1}], "provenance": ""}', "text"])

@@ -12,6 +12,7 @@ from tvmconv.compiler import nvrtc
 from tvmconv.logs.lines import InvalidLines
 from tvmconv.logs.log import read_records
 from tvmconv.measure.serialization import decode_executable
+from tvmconv.target import get_block_limits
 
 needs_nvrtc = pytest.mark.skipif(nvrtc.explain_unavailability() is not None, reason=str(nvrtc.explain_unavailability()))
 SCHEDULES = ["mma_sync", "tensor_core"]
@@ -58,6 +59,19 @@ def test_all_searched_schedules_are_proposed_by_default(tmp_path):
     entries = prebuild.propose(cli.parse_words(["bench", "prebuild", *words]))
     searched = registry.schedules_to_tune(tc.parse(TEXT), "cuda", "sm_90")
     assert [entry["schedule"] for entry in entries] == [schedule.name for schedule in searched]
+
+
+def test_the_first_configs_are_those_of_a_search(tmp_path):
+    suite = tmp_path / "suite.json"
+    text = "conv2d:32x64x56x56,256x64x1x1,s1,p0,i8,nhwc,scale,quantize"
+    suite.write_text(json.dumps([{"name": "pointwise", "text": text}]))
+    words = ["build", "--suite", str(suite), "--first", "8", "-o", "kernels.zip"]
+    entries = [*prebuild.propose_first(cli.parse_words(["bench", "prebuild", *words]))]
+    assert len(entries) == 8
+    assert {"hopper", "mma_sync"} == {entry["schedule"] for entry in entries}
+    default = registry.find_schedule(tc.parse(text), "hopper")
+    space = default.space(tc.parse(text), get_block_limits("sm_90"))
+    assert entries[0]["config"] == space.default
 
 
 @needs_nvrtc

@@ -7,6 +7,8 @@ import pytest
 import tvmconv as tc
 from tvmconv import cli
 from tvmconv.analysis.nsight import ncu
+from tvmconv.experiments.counters import Counters
+from tvmconv.experiments.kernel_metrics import KernelMetricsFile
 
 SMALL = "conv2d:1x4x8x8,16x4x3x3,p1"
 OUTPUTS = 16 * 8 * 8
@@ -71,6 +73,21 @@ def test_a_summary_goes_between_the_markers_of_a_page(measured, tmp_path):
     assert text.startswith("before\n")
     assert "| tiling | 2.50 |" in text
     assert "old" not in text
+
+
+def test_kernels_of_several_workloads_have_a_line_each(measured, tmp_path):
+    files = []
+    for text in (SMALL, "conv2d:1x4x9x9,16x4x3x3,p1"):
+        _, folder = measured(text, *arguments()[1:])
+        file = KernelMetricsFile.read(folder / "conv2d-counters.json", Counters)
+        KernelMetricsFile(file.name, file.provenance, file.kernels[1:]).write(tmp_path / str(len(files)), "")
+        files.append(tmp_path / str(len(files)) / "conv2d-counters.json")
+    page = tmp_path / "page.md"
+    page.write_text("<!-- conv2d-counters -->\n<!-- /conv2d-counters -->\n")
+    measured(*(word for file in files for word in ("--from", str(file))), "--update-page", str(page))
+    lines = [line for line in page.read_text(encoding="utf-8").splitlines() if line.startswith("| `conv2d")]
+    assert [line.split("|")[2].strip() for line in lines] == ["2.50", "2.50"]
+    assert all(line.endswith("| long scoreboard 7.25, wait 2.00 |") for line in lines)
 
 
 def test_workloads_are_needed_in_one_line(capsys):

@@ -1,5 +1,6 @@
 """Many kernels on one problem's arrays: each is compared with the reference, and timed as long as it deserves."""
 
+import dataclasses
 import math
 import subprocess
 import sys
@@ -92,6 +93,23 @@ def test_a_kernel_that_is_far_from_the_best_gets_one_sample(device, bench, lower
     bench.compare(kernel)
     assert len(bench.time(kernel, best_seconds=1e-12)) == 1
     assert len(bench.time(kernel, best_seconds=math.inf)) >= 3
+
+
+@pytest.mark.gpu
+def test_launches_take_copies_of_arrays_that_exceed_the_cache_in_turn(gpu, vectors, lower_difference):
+    inputs, expected = vectors
+    num_bytes = sum(array.nbytes for array in (*inputs, expected))
+    for cache_size, num_copies in ((2.0, 0), (0.8, 1), (0.4, 0)):  # one copy exceeds twice the last cache
+        device = dataclasses.replace(gpu, l2_bytes=int(cache_size * num_bytes))
+        bench = device.create_benchmark(inputs, expected.astype(np.float64))
+        kernel = device.load(lower_difference(device).executable)
+        bench.compare(kernel)
+        assert min(bench.time(kernel, best_seconds=math.inf)) > 0
+        assert len(bench.time_final(kernel)) == cuda_bench.NUM_FINAL_SAMPLES + 1
+        assert [len(copies) for copies in bench._copies.values()] == [num_copies]
+        bench.restore_inputs()
+        assert bench.compare(kernel).relative_error < 1e-6
+        bench.close()
 
 
 @pytest.mark.parametrize(

@@ -30,7 +30,7 @@ class Block(nn.Module):
         self.scale = nn.Parameter(torch.rand(channels, 1, 1) + 0.5)
         if is_linear:
             layers = [Permute(0, 2, 3, 1), nn.LayerNorm(channels), nn.Linear(channels, 8), nn.GELU()]
-            layers += [nn.Linear(8, channels), Permute(0, 3, 1, 2)]
+            layers += [nn.Linear(8, channels), nn.Dropout(0.0), Permute(0, 3, 1, 2)]
         else:
             layers = [ImageNorm(channels), nn.Conv2d(channels, 8, 1), nn.GELU("tanh"), nn.Conv2d(8, channels, 1)]
         self.layers = nn.Sequential(first, *layers)

@@ -14,6 +14,7 @@ import tvmconv as tc
 from tvmconv import compat, registry
 from tvmconv import training as train
 from tvmconv.cost_model import model
+from tvmconv.cost_model.equivalent import make_16_bit_equivalent
 from tvmconv.cost_model.model import CostModel
 from tvmconv.cost_model.predict import predict
 from tvmconv.cost_model.recommend import recommend_configs
@@ -157,6 +158,24 @@ def test_of_dtypes_and_layouts_not_measured_nothing_is_known(in_use):
     assert recommend_configs(NEW, find_device("sm_90"))
     for text in (f"{NEW},nhwc", f"{NEW},f16,nhwc"):
         assert recommend_configs(tc.parse(text), find_device("sm_90")) == []
+
+
+def test_8_bit_convolutions_take_configs_of_16_bit_ones_with_equal_bytes():
+    text, place = "conv2d:32x256x14x14,256x256x3x3,s1,p1,i8,nhwc,scale,bias,quantize", find_device("sm_90")
+    equivalent = make_16_bit_equivalent(tc.parse(text))
+    assert equivalent is not None
+    assert equivalent.text == "conv2d:32x128x14x14,256x128x3x3,s1,p1,f16,nhwc,scale,bias"
+    schedule = registry.find_schedule(equivalent, "hopper")
+    spaces = {"hopper": schedule.space(equivalent, place.limits)}
+    known = [each.config for each in recommend_configs(equivalent, place, 8, spaces)]
+    configs = [each.config for each in recommend_configs(tc.parse(text), place)]
+    assert configs
+    assert all(any(config.items() <= other.items() for other in known) for config in configs)
+    depthwise = make_16_bit_equivalent(tc.parse("conv2d:2x48x14x14,48x1x3x3,s1,p1,g48,i8,nhwc"))
+    assert depthwise is not None
+    assert depthwise.C == 48
+    assert make_16_bit_equivalent(equivalent) is None
+    assert make_16_bit_equivalent(tc.parse("conv2d:2x3x14x14,16x3x3x3,s1,p1,i8,nhwc")) is None
 
 
 def test_default_comes_first_unless_another_promises_more(monkeypatch):

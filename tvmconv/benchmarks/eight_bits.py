@@ -37,6 +37,7 @@ from tvmconv.devices import Device
 from tvmconv.errors import Error
 from tvmconv.experiments.provenance import describe_provenance
 from tvmconv.experiments.run import exceeds_cache
+from tvmconv.files import read_bytes
 from tvmconv.logs.log import Log
 from tvmconv.measure.reference_data import ProblemPrefetcher
 from tvmconv.measure.timing_rounds import measure_in_rounds
@@ -143,9 +144,9 @@ def _make_data(measured: Sequence[EightBitTimes], provenance: str) -> dict[str, 
 
 
 def read_times(file: Path) -> tuple[list[EightBitTimes], str]:
-    """Return the times of a file eight-bits.json, and their provenance."""
+    """Return the times of a file eight-bits.json, which may be compressed by gzip, and their provenance."""
     try:
-        data = json.loads(file.read_text(encoding="utf-8"))
+        data = json.loads(read_bytes(file, unpack=True))
         return [EightBitTimes(**layer) for layer in data["layers"]], data["provenance"]
     except OSError as error:
         raise UsageError(f"cannot read {file}: {error.strerror}") from error
@@ -362,23 +363,35 @@ def list_notes(measured: Sequence[EightBitTimes]) -> list[str]:
 
 
 def make_table(measured: Sequence[EightBitTimes], names: Sequence[str], *, has_mean: bool = True) -> Table:
-    """Return the table with one line per convolution, and the geometric means of the ratios.
+    """Return the table with one line per convolution, and the geometric means of the ratios, of each batch size.
 
     A ratio says how many times as fast the 8-bit kernel is.
     """
-    columns = {"workload": [*(f"`{t.workload}`" for t in measured), *(["geometric mean"] if has_mean else [])]}
     libraries = [f"cuBLAS {text}" for text in names]
-    for name in (FLOAT16, *names, CUDNN, *libraries):
-        cells = [format_micros(t.seconds.get(name)) for t in measured]
-        columns[f"{name} [µs]"] = [*cells, *([EMPTY_CELL] if has_mean else [])]
-    for text, library in zip(names, libraries, strict=True):
-        for other in (CUDNN, FLOAT16, library):
-            ratios = [_find_ratio(t.seconds, other, text) for t in measured]
-            known = [ratio for ratio in ratios if ratio is not None]
-            mean = format_significant(statistics.geometric_mean(known)) if known else EMPTY_CELL
-            cells = [EMPTY_CELL if ratio is None else format_significant(ratio) for ratio in ratios]
-            columns[f"{text} × {other}"] = [*cells, *([mean] if has_mean else [])]
-    return Table([*columns], [*zip(*columns.values(), strict=True)], left_aligned=frozenset({"workload"}))
+    times_of = [FLOAT16, *names, CUDNN, *libraries]
+    compared = [(text, other) for text, own in zip(names, libraries, strict=True) for other in (CUDNN, FLOAT16, own)]
+    headings = ["workload", *(f"{name} [µs]" for name in times_of), *(f"{text} × {other}" for text, other in compared)]
+    rows = []
+    for times in measured:
+        ratios = [_find_ratio(times.seconds, other, text) for text, other in compared]
+        cells = [EMPTY_CELL if ratio is None else format_significant(ratio) for ratio in ratios]
+        rows.append((f"`{times.workload}`", *(format_micros(times.seconds.get(name)) for name in times_of), *cells))
+    for title, group in group_by_batch(measured).items() if has_mean else ():
+        means = []
+        for text, other in compared:
+            known = [ratio for t in group if (ratio := _find_ratio(t.seconds, other, text)) is not None]
+            means.append(format_significant(statistics.geometric_mean(known)) if known else EMPTY_CELL)
+        rows.append((title, *(EMPTY_CELL for _ in times_of), *means))
+    return Table(headings, rows, left_aligned=frozenset({"workload"}))
+
+
+def group_by_batch(measured: Sequence[EightBitTimes]) -> dict[str, list[EightBitTimes]]:
+    """Return the convolutions whose ratios have a mean, by the title of the mean: those of each batch size."""
+    groups: dict[int, list[EightBitTimes]] = {}
+    for times in measured:
+        groups.setdefault(parse_conv(times.workload).N, []).append(times)
+    title = "geometric mean"
+    return {f"{title}, batch {size}" if len(groups) > 1 else title: group for size, group in groups.items()}
 
 
 def _find_ratio(seconds: Mapping[str, float], other: str, text: str) -> float | None:

@@ -77,9 +77,7 @@ def run(args: argparse.Namespace) -> int:
         try:
             files = [KernelMetricsFile.read(file, CounterComparison) for file in args.files]
         except Error:
-            if len(args.files) > 1:
-                raise
-            return _show_stalls(args, KernelMetricsFile.read(args.files[0], Counters))
+            return _show_stalls(args, _merge([KernelMetricsFile.read(file, Counters) for file in args.files]))
         comparisons = [comparison for file in files for comparison in file.kernels]
         metrics = replace(files[0], kernels=_recount(comparisons, args) if args.recount else comparisons)
     else:
@@ -90,6 +88,12 @@ def run(args: argparse.Namespace) -> int:
     _write(args, metrics)
     _print(args, metrics)
     return 0
+
+
+def _merge(files: Sequence[KernelMetricsFile[Counters]]) -> KernelMetricsFile[Counters]:
+    """Return the kernels of several files of --stalls in one, with the name of the first."""
+    provenance = "\n\n".join(dict.fromkeys(file.provenance for file in files))
+    return KernelMetricsFile(files[0].name, provenance, [kernel for file in files for kernel in file.kernels])
 
 
 def _write(args: argparse.Namespace, metrics: KernelMetricsFile[CounterComparison]) -> None:
@@ -183,10 +187,14 @@ def _show_stalls(args: argparse.Namespace, measured: KernelMetricsFile[Counters]
     if args.out:
         parts = [part for text in texts for part in (f"## {text}", *(t.format_markdown() for t in tables[text]))]
         measured.write(args.out, "\n\n".join([*parts, f"{stall_tables.LEGEND} {measured.provenance}"]))
-    summaries = [
-        f"`{text}`:\n\n{stall_tables.make_summary_table(rows).format_markdown()}" for text, rows in sections.items()
-    ]
-    legend = f"{stall_tables.SUMMARY_LEGEND} {measured.provenance}"
+    if len(texts) == len(measured.kernels) > 1:
+        summaries = [stall_tables.make_workloads_table(measured.kernels).format_markdown()]
+        legend = f"{stall_tables.WORKLOADS_LEGEND} {measured.provenance}"
+    else:
+        summaries = [
+            f"`{text}`:\n\n{stall_tables.make_summary_table(rows).format_markdown()}" for text, rows in sections.items()
+        ]
+        legend = f"{stall_tables.SUMMARY_LEGEND} {measured.provenance}"
     options.update_page(args.page, measured.name, "\n\n".join([*summaries, legend]))
     return 0
 

@@ -33,6 +33,12 @@ SUMMARY_LEGEND = (
     "from global memory, counted from the TIR."
 )
 
+WORKLOADS_LEGEND = (
+    "One launch under ncu, with cold caches and free clocks. Busy: the fraction of its peak rate at which a unit "
+    "works; the L1 includes shared memory. Stalled: the mean number of warps that wait for that reason when an "
+    "instruction is issued."
+)
+
 
 def make_tables(rows: Sequence[Counters]) -> list[Table]:
     """Return two tables with one row per schedule: memory traffic and stalls, then instructions and requests."""
@@ -44,6 +50,14 @@ def make_summary_table(rows: Sequence[Counters]) -> Table:
     return _make_table(sorted(rows, key=lambda row: row.metrics.get("nanoseconds", math.inf)), SUMMARY_COLUMNS)
 
 
+def make_workloads_table(rows: Sequence[Counters]) -> Table:
+    """Return a table with one row per workload, each of one kernel, the slowest first."""
+    slowest = sorted(rows, key=lambda row: row.metrics.get("nanoseconds", 0.0), reverse=True)
+    return make_table(
+        slowest, {"workload": lambda row: f"`{row.workload}`", **WORKLOAD_COLUMNS}, {"workload", "stalled"}
+    )
+
+
 def _make_table(rows: Sequence[Counters], columns: Columns) -> Table:
     return make_table(rows, {"schedule": lambda row: row.schedule, **columns}, {"schedule", "stalled"})
 
@@ -51,6 +65,10 @@ def _make_table(rows: Sequence[Counters], columns: Columns) -> Table:
 def _format_stalls(row: Counters) -> str | None:
     top_stalls = sorted(row.stalls.items(), key=lambda stall: stall[1], reverse=True)[:MAX_STALL_REASONS]
     return ", ".join(f"{reason.replace('_', ' ')} {warps:.2f}" for reason, warps in top_stalls) or None
+
+
+def _format_megabytes(row: Counters, metrics: Sequence[str], scale: float) -> str | None:
+    return format_optional(row.compute_per_output(metrics, scale), row.outputs / 1e6)
 
 
 def _format_percent(value: float | None) -> str | None:
@@ -96,3 +114,12 @@ SUMMARY_HEADERS = (
     *("DRAM read [B]", "flop/load, code", "stalled"),
 )
 SUMMARY_COLUMNS: Columns = {header: {**MEMORY_COLUMNS, **INSTRUCTION_COLUMNS}[header] for header in SUMMARY_HEADERS}
+WORKLOAD_COLUMNS: Columns = {
+    "time [µs]": MEMORY_COLUMNS["time [µs]"],
+    "DRAM [MB]": lambda row: _format_megabytes(row, ("dram_read_bytes", "dram_write_bytes"), 1),
+    "L2 [MB]": lambda row: _format_megabytes(row, ("l2_sectors",), SECTOR_BYTES),
+    **{
+        header: MEMORY_COLUMNS[header] for header in ("DRAM busy", "L1 busy", "issue busy", "registers", "warps active")
+    },
+    "stalled": _format_stalls,
+}

@@ -177,6 +177,9 @@ class RowFusion:
             if (dims := _get_permutation(node)) is not None:
                 (node, *_), axis = node.args, dims[axis]
                 continue
+            if _is_identity(node):
+                node = node.args[0]
+                continue
             is_linear = node.target is LINEAR
             if not (is_linear or self._is_convolution(node)) or len(node.args) <= BIAS_INDEX or node.kwargs:
                 return None
@@ -329,6 +332,12 @@ class RowFusion:
                 self._move_casting_readers(reader, view)
                 if not reader.users:
                     self._graph.erase_node(reader)
+
+
+def _is_identity(node: fx.Node) -> bool:
+    """Return whether a node is a dropout with the probability 0, as models have it by default."""
+    probability = node.kwargs.get("p", node.args[1] if len(node.args) > 1 else None)
+    return node.target is functional.dropout and bool(node.args) and probability == 0.0
 
 
 def _get_permutation(node: fx.Node) -> list[int] | None:

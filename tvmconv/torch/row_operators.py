@@ -254,11 +254,11 @@ def _run_gate(x: torch.Tensor, s: torch.Tensor) -> torch.Tensor:
 def _run_gate_backward(dy: torch.Tensor, x: torch.Tensor, s: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     dy, x = (_lay_out(each, True) for each in (dy.to(x.dtype), x))
     if _is_on_gpu(x):
-        dx, ds = row_kernels.differentiate_gate(dy, x, s.contiguous())
+        dx, dfactor = row_kernels.differentiate_gate(dy, x, s.contiguous())
     else:
         dx = _allocate(x, x.dtype, True).copy_(dy.float() * s.float())
-        ds = (dy.float() * x.float()).flatten(2).sum(2)
-    return dx, ds.to(s.dtype).view(s.shape)
+        dfactor = (dy.float() * x.float()).flatten(2).sum(2)
+    return dx, dfactor.to(s.dtype).view(s.shape)
 
 
 def _make_fake_norm(
@@ -362,8 +362,8 @@ def _set_up_gate(ctx: Any, inputs: Sequence[Any], output: Any) -> None:
 
 
 def _differentiate_gate(ctx: Any, dy: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    dx, ds = gate_backward(dy, *ctx.saved_tensors)
-    return dx, ds
+    dx, dfactor = gate_backward(dy, *ctx.saved_tensors)
+    return dx, dfactor
 
 
 for _name, _run, _make_fake in (

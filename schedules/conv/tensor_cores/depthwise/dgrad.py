@@ -10,7 +10,8 @@ from tvmconv.space import Knobs
 from tvmconv.workloads.conv_gradient import InputGradient
 
 from ....tir_builder import Buffer, build_schedule
-from .bands import BandConfig, emit_bands, has_bands, has_large_filter
+from .band_config import BandConfig, has_bands, has_large_filter
+from .bands import emit_bands
 
 
 @schedule(

@@ -11,7 +11,8 @@ from tvmconv.workloads import Conv
 from tvmconv.workloads.layout import CHANNELS_FIRST, CHANNELS_LAST
 
 from ....tir_builder import build_schedule
-from .bands import BandConfig, emit_bands, has_bands, has_large_filter
+from .band_config import BandConfig, has_bands, has_large_filter
+from .bands import emit_bands
 
 
 def has_one_layout(w: Conv) -> bool:
