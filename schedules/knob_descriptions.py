@@ -16,6 +16,8 @@ DESCRIPTIONS = {
     "0 has a second kernel add them in order. Only workloads with the option `atomics` have this knob.",
     "auto_unroll_max_step": "Loops of at most this many statements are unrolled by NVCC or TVM; 0 unrolls none.",
     "block_c": "Channels of X of a CTA, whose window in shared memory all taps read.",
+    "blocks_m": "CTAs that divide the filters of a wgrad.",
+    "blocks_n": "CTAs that divide the channels of X in a wgrad.",
     "block_k": "Elements of the reduction per k-tile, which a CTA stages in shared memory at a time.",
     "block_k_bytes": "Bytes of the reduction per k-tile, for each pixel and each output channel.",
     "block_m": "GEMM M tile of a CTA: output pixels, or filters in a wgrad.",

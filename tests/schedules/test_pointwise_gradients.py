@@ -20,12 +20,13 @@ GRADIENTS = [
 ]
 
 WEIGHT_GRADIENTS = [
-    ("conv2d_wgrad:2x24x9x7,72x24x1x1,s1,p0,f16,nhwc", {}),
+    ("conv2d_wgrad:2x24x9x7,72x24x1x1,s1,p0,f16,nhwc", {"blocks_m": 3, "blocks_n": 2, "warps_k": 4}),
     ("conv2d_wgrad:2x72x9x7,72x72x1x1,s1,p0,bf16,nhwc", {"warps_m": 2, "warps_n": 2, "warps_k": 2, "block_k": 32}),
-    ("conv2d_wgrad:3x40x8x8,240x40x1x1,s1,p0,f16,nhwc,add", {"warps_m": 5, "warps_n": 1, "warps_k": 1}),
+    ("conv2d_wgrad:3x40x8x8,240x40x1x1,s1,p0,f16,nhwc,add", {"warps_m": 5, "block_k": 16}),
+    ("conv2d_wgrad:3x40x8x8,240x40x1x1,s1,p0,f16,nhwc", {"blocks_m": 4, "blocks_n": 3, "warps_m": 2, "parts": 16}),
     ("conv1d_wgrad:3x16x70,96x16x1,s1,p0,bf16,out-f32", {"warps_m": 2, "warps_k": 8, "block_k": 128, "stages": 2}),
     ("conv3d_wgrad:2x8x3x4x5,8x8x1x1x1,s1,p0,f16,nhwc,out-f32", {"warps_k": 4, "block_k": 64}),
-    ("conv2d_wgrad:5x56x20x21,40x56x1x1,s1,p0,f16,nhwc", {"warps_m": 3, "warps_n": 3, "warps_k": 1, "parts": 16}),
+    ("conv2d_wgrad:5x56x20x21,40x56x1x1,s1,p0,f16,nhwc", {"warps_m": 3, "warps_n": 3, "parts": 16}),
 ]
 
 
@@ -41,7 +42,8 @@ def test_pixels_in_registers_compute_gradients(text, config):
 @pytest.mark.sample(2)
 @pytest.mark.parametrize(("text", "config"), WEIGHT_GRADIENTS)
 def test_sums_in_registers_compute_gradients_of_weights(text, config):
-    kernel = emulate.build_checked(text, "pointwise_mma_sync", config)
+    divisions = dict.fromkeys(("blocks_m", "blocks_n", "warps_m", "warps_n", "warps_k"), 1) | {"block_k": 64}
+    kernel = emulate.build_checked(text, "pointwise_mma_sync", divisions | {"stages": 3} | config)
     space = registry.find_schedule(kernel.workload, "pointwise_mma_sync").space(kernel.workload)
     used = space.compute_usage(space.point_from_config(kernel.config)[None])
     launches = [(step.launch.threads_per_block, step.launch.num_blocks) for step in kernel.kernels]

@@ -11,14 +11,16 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import ClassVar
 
-from ....tir_builder import Buffer, Expr, emit_ptx, serial_loop, store, to_uint32, unrolled_loop
+from tvm.script import tirx as T  # noqa: N812  (TVM's own name for it)
+
+from ....tir_builder import Buffer, Expr, emit_ptx, if_, serial_loop, store, to_uint32, unrolled_loop
 from ..implicit_gemm_shape import ACCUMULATOR_BYTES
 from .mma_sync_mainloop import MmaSyncMainloop, WarpTiling
 from .smem_layout import CHUNK_BYTES, SmemLayout
 from .tile_scheduler import WorkTile
 
 PAIR_BYTES = 2 * ACCUMULATOR_BYTES  # bytes that a lane loads at once
-MAX_UNROLLED_FMAS = 512  # multiply-adds of a thread for a K tile, up to which its steps are unrolled
+MAX_UNROLLED_FMAS = 768  # multiply-adds of a thread that are unrolled
 
 
 @dataclass(frozen=True)
@@ -99,26 +101,34 @@ class FmaMainloop(MmaSyncMainloop):
     """
 
     def multiply_k_tile(self, accumulators: Buffer, prefetch: Callable[[Callable[[Expr, Expr], None]], None]) -> None:
-        """Multiply a K tile by a loop over pairs of steps if many multiply-adds would take seconds to compile."""
-        pipeline, (pairs, rest) = self.pipeline, divmod(self.tiling.mmas_k, 2)
-        num_fmas = self.tiling.num_accumulators * self.tiling.mmas_k * self.tiling.atom.a_registers // 2
-        if rest or pairs < 2 or num_fmas <= MAX_UNROLLED_FMAS:
+        """Multiply a K tile by a loop over some of its steps if many multiply-adds would take seconds to compile."""
+        pipeline, num_steps = self.pipeline, self._count_unrolled_steps()
+        rounds = self.tiling.mmas_k // num_steps
+        if rounds == 1:
             super().multiply_k_tile(accumulators, prefetch)
             return
         for load in (self.load_a, self.load_b):
             prefetch(load)
         pipeline.commit()
         pipeline.advance_write()
-        with serial_loop(pairs - 1, "pair") as pair:
-            for step in (0, 1):
-                self.load_fragments(pipeline.read_index, 2 * pair + step + 1, 1 - step)
-                self.multiply(accumulators, step)
-        self.load_fragments(pipeline.read_index, 2 * pairs - 1, 1)
-        self.multiply(accumulators, 0)
-        pipeline.advance_read()
-        pipeline.wait()
-        self.load_fragments(pipeline.read_index, 0, 0)
-        self.multiply(accumulators, 1)
+        with serial_loop(rounds, "round") as index:
+            for step in range(num_steps):
+                next_step = index * num_steps + step + 1
+                if step == num_steps - 1:
+                    with if_(index == rounds - 1):
+                        pipeline.advance_read()
+                        pipeline.wait()
+                    next_step = T.Select(index == rounds - 1, 0, next_step)
+                self.load_fragments(pipeline.read_index, next_step, (step + 1) % 2)
+                self.multiply(accumulators, step % 2)
+
+    def _count_unrolled_steps(self) -> int:
+        """Return the steps of a K tile that are unrolled: all of them, or an even number that divides them."""
+        steps = self.tiling.mmas_k
+        fmas_per_step = self.tiling.num_accumulators * self.tiling.atom.a_registers // 2
+        while steps % 4 == 0 and steps * fmas_per_step > MAX_UNROLLED_FMAS:
+            steps //= 2
+        return steps
 
     def _load_a_fragments(self, stage: Expr, mma_k: Expr, fragment_set: int) -> None:
         tiling, layout = self._fma_tiling, self.a_layout

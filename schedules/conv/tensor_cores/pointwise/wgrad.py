@@ -1,9 +1,11 @@
-"""Gradients of weights of narrow 1×1 layers by mma.sync: each CTA has the sums of all filters and channels.
+"""Gradients of weights of narrow 1×1 layers by mma.sync: each CTA has the sums of all, or many, filters and channels.
 
 The product has filters as rows and channels as columns, and its reduction runs over the pixels of the batch. These
 layers are bound by memory. A tile of pixels is contiguous in dY and in X, and cp.async copies it as it is: no channel
-is padding, and each pixel is read once. In shared memory, the pitch of a pixel is an odd multiple of 16 bytes, so that
-`ldmatrix`, which transposes, reads eight pixels without bank conflicts.
+is padding, and each pixel is read once. A few CTAs may divide the channels, which leaves fewer sums to add.
+
+In shared memory, the pitch of a pixel is an odd multiple of 16 bytes, so that `ldmatrix`, which transposes, reads eight
+pixels without bank conflicts.
 
 Warps divide the filters, the channels and the pixels of a tile. Those along the pixels add their sums in shared memory.
 CTAs take tiles in turn, and a second kernel adds their sums in order, so that results are the same bits in every run.
@@ -13,6 +15,7 @@ Sources: PTX ISA, "mma.sync", "ldmatrix" and "cp.async".
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from tvm.s_tir import Schedule
@@ -34,6 +37,7 @@ from ....tir_builder import (
     if_,
     is_below,
     items_loop,
+    logical_and,
     serial_loop,
     store,
     to_uint32,
@@ -47,14 +51,12 @@ from ..gemm.cta import Cta, allocate_smem, allow_dependent_launch, open_cta
 from ..gemm.mma_sync_mainloop import WarpTiling
 from ..gemm.pipelines import CpAsyncPipeline
 from ..gemm.tile_scheduler import WorkTile
-from ..gemm.workspace_reduction import store_partial_sums, store_sums
+from ..gemm.workspace_reduction import store_sums
 from ..hopper.tma_requirements import is_pixel_matrix
 from ..implicit_gemm_shape import ACCUMULATOR_BYTES, VECTOR_BYTES
 from ..wgrad_sums import emit_wgrad
 from .dgrad import MAX_ROW_BYTES
 from .wgrad_config import MMA_PIXELS, OCTET, PointwiseWgradConfig, compute_pitch_bytes
-
-ALL_SUMS = WorkTile(0, 0, 0)
 
 
 def is_pointwise(w: WeightGradient) -> bool:
@@ -89,7 +91,8 @@ def pointwise_mma_sync(s: Schedule, w: WeightGradient, k: Knobs) -> Schedule:
 
     def emit(arguments: dict[str, Buffer]) -> None:
         def emit_product(sums: Buffer) -> None:
-            with open_cta(1, int(config.num_threads), num_parts, splits_in_cluster=False) as cta:
+            num_products = int(config.blocks_m * config.blocks_n)
+            with open_cta(num_products, int(config.num_threads), num_parts, splits_in_cluster=False) as cta:
                 allow_dependent_launch()
                 PixelStream.allocate(config, arguments, cta).emit(sums)
 
@@ -103,7 +106,9 @@ class PixelOperand:
     """dY or X, of whose pixels a stage has some."""
 
     array: Buffer
-    channels: int
+    all_channels: int  # channels of the array
+    channels: int  # channels of the CTA
+    first_channel: Expr  # the first of them
     offset: int  # bytes from the start of a stage
     first_chunk: Expr  # chunk of 16 bytes of a pixel from which this warp and lane load
     max_first_chunk: int  # its maximum among all warps and lanes
@@ -116,7 +121,7 @@ class PixelOperand:
     @property
     def pitch_bytes(self) -> int:
         """Bytes from a pixel to the next."""
-        return compute_pitch_bytes(self.channels)
+        return int(compute_pitch_bytes(self.channels))
 
     def locate(self, pixel: Expr, distance: int) -> Expr:
         """Return the offset in a stage of the chunk that is some chunks from the first one, in a pixel.
@@ -129,14 +134,19 @@ class PixelOperand:
         return to_uint32(pixel * self.pitch_bytes + chunk * VECTOR_BYTES + self.offset)
 
     def copy(self, address: Expr, tile: Expr, num_pixels: int, block_k: int, thread: Expr, num_threads: int) -> None:
-        """Start the copies of a tile to a stage, with zeros beyond the last pixel."""
-        first, num_elements = tile * (block_k * self.channels), num_pixels * self.channels
+        """Start the copies of a tile to a stage, with zeros beyond the last pixel and the last channel."""
+        first = tile * (block_k * self.all_channels) + self.first_channel
         with items_loop(block_k * self.chunks, thread, num_threads, is_unrolled=True) as chunk:
-            place = chunk * VECTOR_BYTES
+            pixel, place, index = chunk // self.chunks, chunk * VECTOR_BYTES, first + chunk * OCTET
             if self.pitch_bytes > self.chunks * VECTOR_BYTES:
-                place = chunk // self.chunks * self.pitch_bytes + chunk % self.chunks * VECTOR_BYTES
-            index = first + chunk * OCTET
-            is_inside = True if num_pixels % block_k == 0 else index < num_elements
+                place = pixel * self.pitch_bytes + chunk % self.chunks * VECTOR_BYTES
+            if self.channels < self.all_channels:
+                index = first + pixel * self.all_channels + chunk % self.chunks * OCTET
+            channel = self.first_channel + chunk % self.chunks * OCTET
+            is_inside = logical_and(
+                is_below(tile * block_k + pixel, num_pixels, block_k),
+                is_below(channel, self.all_channels, self.channels),
+            )
             index = index if is_inside is True else T.Select(is_inside, index, 0)
             cp_async(address + to_uint32(place + self.offset), self.array, index, VECTOR_BYTES, is_inside)
 
@@ -146,7 +156,8 @@ class PixelStream:
     """The pixels of a CTA, which pass through stages, and the sums of a thread."""
 
     config: PointwiseWgradConfig
-    part: Expr  # index of the CTA
+    part: Expr  # index among the CTAs that share the pixels
+    tile: WorkTile  # first filter and channel of the CTA
     smem: Expr  # shared-memory address of the first stage
     tiling: WarpTiling
     gradient: PixelOperand
@@ -161,12 +172,16 @@ class PixelStream:
         tiling = WarpTiling(atom, *warps, *mmas, thread=cta.thread)
         (dy, image), lane = (arguments[name] for name in config.w.OPERANDS), cta.thread.lane
         shape, last_row = config.shape, (config.warps_m - 1) * tiling.mmas_m * 2
-        gradient = PixelOperand(dy, shape.m, 0, tiling.first_row // OCTET + lane // 8 % 2, last_row + 1)
-        first_column, last_column = tiling.first_column // OCTET + lane // 16, (config.warps_n - 1) * tiling.mmas_n
-        inputs = PixelOperand(image, shape.n, int(config.gradient_bytes), first_column, last_column + 1)
+        block_m, block_n, blocks_n = int(config.block_m), int(config.block_n), int(config.blocks_n)
+        first = WorkTile(cta.index // blocks_n * block_m, cta.index % blocks_n * block_n, 0)
+        first_chunk = tiling.first_row // OCTET + lane // 8 % 2
+        gradient = PixelOperand(dy, shape.m, block_m, first.m, 0, first_chunk, last_row + 1)
+        first_chunk, last_column = tiling.first_column // OCTET + lane // 16, (config.warps_n - 1) * tiling.mmas_n
+        offset = int(config.gradient_bytes)
+        inputs = PixelOperand(image, shape.n, block_n, first.n, offset, first_chunk, last_column + 1)
         accumulators = allocate("accumulators", tiling.num_accumulators, ACCUMULATOR)
         smem = allocate_smem(int(config.smem_bytes))
-        return cls(config, cta.split, smem, tiling, gradient, inputs, accumulators)
+        return cls(config, cta.split, first, smem, tiling, gradient, inputs, accumulators)
 
     def emit(self, workspace: Buffer) -> None:
         """Multiply all pixels of the CTA, and store the sums to the workspace (parts, filters, channels)."""
@@ -175,9 +190,10 @@ class PixelStream:
         fill_zeros(self.accumulators, self.tiling.num_accumulators)
         pipeline.run(iterations, self.copy, self.multiply, self.is_valid)
         if self.tiling.warps_k > 1:
-            self.store_sliced_sums(workspace)
-        else:
-            store_partial_sums(workspace, self.accumulators, self.tiling, ALL_SUMS, self.part, self.config.shape)
+            self.add_slices(workspace)
+            return
+        with unrolled_loop(self.tiling.num_accumulators // 2, "pair") as pair:
+            self.store_pair(workspace, pair, [self.accumulators[2 * pair + e] for e in range(2)])
 
     def is_valid(self, iteration: Expr) -> Expr:
         """Return whether the CTA has a tile in an iteration."""
@@ -219,9 +235,9 @@ class PixelStream:
                     for mma_n in range(first, min(first + 2, tiling.mmas_n)):
                         tiling.multiply(self.accumulators, mma_m, mma_n, registers, columns[mma_n - first])
 
-    def store_sliced_sums(self, workspace: Buffer) -> None:
+    def add_slices(self, workspace: Buffer) -> None:
         """Add the sums of the warps along the pixels, of which each adds up some, and store them in pairs."""
-        tiling, shape = self.tiling, self.config.shape
+        tiling = self.tiling
         pairs, threads = tiling.num_accumulators // 2, tiling.num_threads // tiling.warps_k
         pair_bytes = 2 * ACCUMULATOR_BYTES
         thread_address = self.smem + to_uint32(tiling.thread.thread % threads * pair_bytes)
@@ -240,8 +256,19 @@ class PixelStream:
                 if k_slice:
                     for e in range(2):
                         store(total, e, total[e] + term[e])
-            mma_m, mma_n = pair // 2 // tiling.mmas_n, pair // 2 % tiling.mmas_n
-            row, column = tiling.row(ALL_SUMS, mma_m, pair % 2), tiling.column(ALL_SUMS, mma_n)
-            with if_(tiling.is_inside(shape, row, column)):
-                index = (self.part * shape.m + row) * shape.n + column
-                store_sums(workspace, index, [total[0], total[1]], is_atomic=False)
+            self.store_pair(workspace, pair, [total[0], total[1]])
+
+    def store_pair(self, workspace: Buffer, pair: Expr, sums: Sequence[Expr]) -> None:
+        """Store two neighbouring sums of this lane, which their number says, if they are those of the CTA."""
+        config, tiling, shape = self.config, self.tiling, self.config.shape
+        mma_m, mma_n = pair // 2 // tiling.mmas_n, pair // 2 % tiling.mmas_n
+        row, column = tiling.row(WorkTile(0, 0, 0), mma_m, pair % 2), tiling.column(WorkTile(0, 0, 0), mma_n)
+        is_stored = logical_and(
+            is_below(row, int(config.block_m), tiling.block_m),
+            is_below(column, int(config.block_n), tiling.block_n),
+            is_below(self.tile.m + row, shape.m, int(config.block_m)),
+            is_below(self.tile.n + column, shape.n, int(config.block_n)),
+        )
+        with if_(is_stored):
+            index = (self.part * shape.m + self.tile.m + row) * shape.n + self.tile.n + column
+            store_sums(workspace, index, sums, is_atomic=False)

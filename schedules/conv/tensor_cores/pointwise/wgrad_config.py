@@ -28,22 +28,23 @@ from ..wgrad_sums import make_wgrad_shape
 
 OCTET = 8  # channels of 16 bytes
 MMA_PIXELS = 16  # pixels of an mma
+BLOCKS_CHOICES = (1, 2, 3, 4)
 BLOCK_K_CHOICES = (16, 32, 64, 128)
 WARPS_CHOICES = (1, 2, 3, 4, 5, 6, 8)
 WARPS_K_CHOICES = (1, 2, 4, 8)
 STAGES_CHOICES = (2, 3, 4, 6, 8)
-PARTS_CHOICES = (16, 33, 66, 132, 264, 396, 528)
+PARTS_CHOICES = (16, 33, 44, 66, 88, 132, 264, 396, 528)
 MAX_ACCUMULATORS, MAX_WARPS = 192, 16
 OVERHEAD_REGISTERS = 36  # per thread, besides sums and fragments
 BANK_BYTES = NUM_BANKS * 4  # of shared memory per cycle
 COPY_INSTRUCTIONS = 8  # of the copy of 16 bytes, with its address
 TILE_CYCLES = 120  # of the barrier and the addresses of a tile
-MEMORY_CYCLES = 1000  # from the start of a copy to its end, while the memory is busy
-MEMORY_BYTES_PER_CYCLE = 20  # of an SM
+MEMORY_CYCLES = 1500  # from the start of a copy to its end, while the memory is busy
+MEMORY_BYTES_PER_CYCLE, L2_BYTES_PER_CYCLE = 20, 26  # of an SM
 WORKSPACE_BYTES_PER_CYCLE = 2500  # of the second kernel, for the whole GPU
 
 
-def compute_pitch_bytes(channels: int) -> int:
+def compute_pitch_bytes(channels: Any) -> Any:
     """Return the bytes from a pixel to the next in shared memory: an odd multiple of 16, free of bank conflicts."""
     return (channels // OCTET | 1) * VECTOR_BYTES
 
@@ -52,21 +53,25 @@ def compute_pitch_bytes(channels: int) -> int:
 class PointwiseWgradConfig(EstimatedTileConfig):
     """One config, or many configs as columns."""
 
-    TILE_KNOBS = ("warps_m", "warps_n", "block_k")
+    TILE_KNOBS = ("blocks_m", "blocks_n", "warps_m", "warps_n", "block_k")
 
     w: WeightGradient
+    blocks_m: Any  # CTAs that divide the filters
+    blocks_n: Any  # CTAs that divide the channels
     block_k: Any  # pixels of a stage
     warps_m: Any  # warps along the filters
     warps_n: Any  # warps along the channels
     warps_k: Any  # warps along the pixels of a stage
     stages: Any  # stages in shared memory
-    parts: Any  # CTAs, which share all pixels
+    parts: Any  # CTAs that share the pixels
 
     @classmethod
     def list_options(cls, w: WeightGradient) -> dict[str, Any]:
         """Return the options of all knobs."""
         rows, columns = (ceil_div(extent, size) for extent, size in ((w.O, MmaSyncAtom.m), (w.C, MmaSyncAtom.n)))
         return {
+            "blocks_m": [n for n in BLOCKS_CHOICES if n <= rows],
+            "blocks_n": [n for n in BLOCKS_CHOICES if n <= columns],
             "block_k": BLOCK_K_CHOICES,
             "warps_m": [n for n in WARPS_CHOICES if n <= rows],
             "warps_n": [n for n in WARPS_CHOICES if n <= columns],
@@ -79,6 +84,10 @@ class PointwiseWgradConfig(EstimatedTileConfig):
     def list_required(cls, w: WeightGradient) -> list[Rule]:
         """Return the conditions on every config."""
         return [
+            (
+                "each CTA has sums that exist",
+                lambda t: ((t.blocks_m - 1) * t.block_m < w.O) & ((t.blocks_n - 1) * t.block_n < w.C),
+            ),
             ("warps along the pixels have pixels of their own", lambda t: t.block_k % (t.warps_k * MMA_PIXELS) == 0),
             ("a thread has at most 255 registers", lambda t: t.registers <= MAX_REGISTERS_PER_THREAD),
             *list_cta_limits(MAX_ACCUMULATORS, MAX_WARPS),
@@ -87,12 +96,14 @@ class PointwiseWgradConfig(EstimatedTileConfig):
     @classmethod
     def list_pruned(cls, w: WeightGradient) -> list[Rule]:
         """Return the conditions on configs that are worth a search."""
-        rows, columns = (ceil_div(extent, size) for extent, size in ((w.O, MmaSyncAtom.m), (w.C, MmaSyncAtom.n)))
         return [
             ("there are at most as many parts as tiles of pixels", lambda t: t.parts <= t.num_tiles),
             (
                 "each warp has sums that exist",
-                lambda t: ((t.warps_m - 1) * t.mmas_m < rows) & ((t.warps_n - 1) * t.mmas_n < columns),
+                lambda t: (
+                    ((t.warps_m - 1) * t.mmas_m * MmaSyncAtom.m < t.block_m)
+                    & ((t.warps_n - 1) * t.mmas_n * MmaSyncAtom.n < t.block_n)
+                ),
             ),
             (f"at least {SCHEDULERS} warps", lambda t: t.num_warps >= SCHEDULERS),
             ("all CTAs are resident at a time", lambda t: t.num_blocks <= t.resident_ctas * H200.multiprocessors),
@@ -104,14 +115,24 @@ class PointwiseWgradConfig(EstimatedTileConfig):
         return make_wgrad_shape(self.w)
 
     @property
+    def block_m(self) -> Any:
+        """Filters of a CTA."""
+        return ceil_div(self.shape.m // OCTET, self.blocks_m) * OCTET
+
+    @property
+    def block_n(self) -> Any:
+        """Channels of a CTA."""
+        return ceil_div(self.shape.n // OCTET, self.blocks_n) * OCTET
+
+    @property
     def mmas_m(self) -> Any:
         """Instructions of a warp along the filters."""
-        return ceil_div(ceil_div(self.shape.m, MmaSyncAtom.m), self.warps_m)
+        return ceil_div(ceil_div(self.block_m, MmaSyncAtom.m), self.warps_m)
 
     @property
     def mmas_n(self) -> Any:
         """Instructions of a warp along the channels."""
-        return ceil_div(ceil_div(self.shape.n, MmaSyncAtom.n), self.warps_n)
+        return ceil_div(ceil_div(self.block_n, MmaSyncAtom.n), self.warps_n)
 
     @property
     def num_warps(self) -> Any:
@@ -125,13 +146,13 @@ class PointwiseWgradConfig(EstimatedTileConfig):
 
     @property
     def num_parts(self) -> Any:
-        """CTAs that have a tile."""
+        """CTAs that share the pixels and have a tile."""
         return np.minimum(self.parts, self.num_tiles)
 
     @property
     def num_blocks(self) -> Any:
         """CTAs of the grid."""
-        return self.num_parts
+        return self.num_parts * self.blocks_m * self.blocks_n
 
     @property
     def iterations(self) -> Any:
@@ -157,12 +178,12 @@ class PointwiseWgradConfig(EstimatedTileConfig):
     @property
     def gradient_bytes(self) -> Any:
         """Bytes of dY of a stage."""
-        return self.block_k * compute_pitch_bytes(self.shape.m)
+        return self.block_k * compute_pitch_bytes(self.block_m)
 
     @property
     def stage_bytes(self) -> Any:
         """Bytes of dY and X of a stage."""
-        return self.gradient_bytes + self.block_k * compute_pitch_bytes(self.shape.n)
+        return self.gradient_bytes + self.block_k * compute_pitch_bytes(self.block_n)
 
     @property
     def smem_bytes(self) -> Any:
@@ -186,17 +207,18 @@ class PointwiseWgradConfig(EstimatedTileConfig):
         shape, warps = self.shape, self.num_warps
         blocks_per_sm = ceil_div(self.num_blocks, H200.multiprocessors)
         tiles, mmas = blocks_per_sm * self.iterations, self.mmas_m * self.mmas_n
-        copied_bytes = self.block_k * (shape.m + shape.n) * shape.itemsize
+        copied_bytes = self.block_k * (self.block_m + self.block_n) * shape.itemsize
         pixel_steps = self.block_k // MMA_PIXELS * self.warps_m * self.warps_n  # of all warps in a tile
         loads = self.mmas_m + ceil_div(self.mmas_n, 2)
         copies = copied_bytes / VECTOR_BYTES / WARP_SIZE * COPY_INSTRUCTIONS
-        in_flight = np.minimum(blocks_per_sm, self.resident_ctas) * (self.stages - 1) * self.stage_bytes
+        in_flight = np.minimum(blocks_per_sm, self.resident_ctas) * (self.stages - 1.5) * self.stage_bytes
         waves = ceil_div(blocks_per_sm, self.resident_ctas)
         cycles = combine_overlapping(
             tiles * pixel_steps * mmas * CLOCKS_PER_MATRIX_MULTIPLY,
             tiles * (pixel_steps * loads * 4 + copied_bytes / BANK_BYTES),
             tiles * (pixel_steps * (mmas + loads + 8) + copies) / SCHEDULERS,
-            tiles * copied_bytes / np.minimum(MEMORY_BYTES_PER_CYCLE, in_flight / MEMORY_CYCLES),
+            shape.k * (shape.m + shape.n) * shape.itemsize / H200.multiprocessors / MEMORY_BYTES_PER_CYCLE,
+            tiles * copied_bytes / np.minimum(L2_BYTES_PER_CYCLE, in_flight / MEMORY_CYCLES),
             waves * self.iterations * (TILE_CYCLES + self.steps * (40 + 4 * mmas)),
         )
         slices = (self.warps_k > 1) * 2 * blocks_per_sm * warps * self.num_accumulators  # through shared memory
