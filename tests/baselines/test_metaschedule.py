@@ -9,6 +9,7 @@ from types import SimpleNamespace
 import pytest
 
 from tvmconv.baselines.metaschedule import MetaScheduleResult, check_device, read_search, run_bounded
+from tvmconv.baselines.metaschedule_model import count_trials
 from tvmconv.errors import DeviceError, Error
 
 FAILED = 10000000000  # what MetaSchedule writes for a trial without a time
@@ -24,6 +25,13 @@ def write(folder, clock, *times):
 def test_failed_trials_count_as_trials_and_not_as_successes(tmp_path):
     write(tmp_path, [10.0, 14.0], [3e-5, 5e-5], [FAILED], [2e-5])
     assert read_search(tmp_path, stopped_at=99.0) == MetaScheduleResult(3, 2, 4.0, 2e-5)
+
+
+def test_trials_are_counted_for_each_task(tmp_path):
+    write(tmp_path, [10.0, 14.0], [3e-5], [FAILED])
+    with (tmp_path / "database_tuning_record.json").open("a") as database:
+        database.write(json.dumps([2, [[[], []], [1e-5], {"kind": "cuda"}, []]]) + "\n")
+    assert count_trials(tmp_path) == ((2, 1), (1, 1))
 
 
 def test_a_search_that_was_ended_took_until_then(tmp_path):

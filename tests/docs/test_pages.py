@@ -110,7 +110,7 @@ def command_of(section, page, folder):
     if section == "agreement":
         return ["counters", "--from", *recorded("*/*/kernels-beside.json.gz")]
     if section == "eight-bits":
-        return ["bench", "eight-bits", "--from", *recorded("*/*/eight-bits.json")]
+        return ["bench", "eight-bits", "--from", *recorded("*/eight-bits/eight-bits*.json.gz")]
     if section == "gradients":
         return ["bench", "layer-table", *recorded("*/gradients/*.json.gz"), "--summary", "--section", section]
     if section.startswith("gradients-"):

@@ -12,10 +12,11 @@ import pytest
 import torch
 import tvm
 from relax_models import Residual, exported, randomized
+from torch import nn
 from tvm import relax
 
 from tvmconv.deadline import Deadline
-from tvmconv.relax import comparison
+from tvmconv.relax import comparison, to_float16
 from tvmconv.relax.kernels import CompileTarget, FoundKernel, KernelFinder, resolve_target
 from tvmconv.relax.optimize import choose_kernel, prepare_module
 from tvmconv.relax.sites import find_sites
@@ -57,20 +58,21 @@ def functions(residual):
     return comparison.extract_functions(residual[1], {"main": find_sites(residual[1]["main"])[0]})
 
 
-@pytest.mark.slow  # it starts a process
-def test_process_times_functions_of_tvm(functions):
-    with comparison.start_timer(0) as timer:
-        timer.compile_functions(functions, tvm.target.Target("llvm"))
+@pytest.mark.slow  # it starts processes
+@pytest.mark.parametrize("target", ["llvm", pytest.param("cuda:0", marks=pytest.mark.gpu)])
+def test_processes_time_functions_of_tvm(functions, target):
+    with comparison.start_timer(0, has_float16=False) as timer:
+        timer.compile_functions(functions, resolve_target(target).target)
         times = timer.time_functions(Deadline.after(100))
     assert times.note == "TVM's own code was timed for 3 of 3 distinct convolutions."
     assert times.seconds.keys() == {function.attrs["workload"] for function in functions.functions.values()}
     assert all(1e-8 < seconds < 1 for seconds in times.seconds.values())
 
 
-@pytest.mark.slow  # it starts a process
+@pytest.mark.slow  # it starts processes
 @pytest.mark.skipif(find_library("cuda") is not None, reason="there may be a CUDA device")
 def test_process_that_cannot_time_costs_nothing_else(functions):
-    with comparison.start_timer(0) as timer:
+    with comparison.start_timer(0, has_float16=False) as timer:
         timer.compile_functions(functions, tvm.target.Target({"kind": "cuda", "arch": "sm_90"}))
         times = timer.time_functions(Deadline.after(100))
     assert times.seconds == {}
@@ -81,6 +83,10 @@ def test_process_that_cannot_time_costs_nothing_else(functions):
     ("code", "note"),
     [
         ("import time; time.sleep(60)", "1 of 3 {}: the time limit ended the comparison."),
+        (
+            """print('["conv1d", 2e-6]\\n["conv3d", null]', flush=True); import time; time.sleep(60)""",
+            "2 of 3 {}: its process ended.",
+        ),
         ("import sys; sys.exit('no mma.h')", "1 of 3 {}: no mma.h."),
         (
             """import sys; print("no rule", file=sys.stderr); print('["conv1d", null]\\n["conv3d", 3e-6]')""",
@@ -90,7 +96,7 @@ def test_process_that_cannot_time_costs_nothing_else(functions):
     ],
 )
 def test_comparison_ends_in_time_and_says_what_is_missing(tmp_path, functions, code, note):
-    program = f"""input(); input(); print('["conv2d", 1e-6]', flush=True); {code}"""
+    program = f"""import sys; input(); sys.stdin.read(); print('["conv2d", 1e-6]', flush=True); {code}"""
     with (
         (tmp_path / comparison.ERRORS_FILE).open("w") as stderr,
         subprocess.Popen(
@@ -98,13 +104,39 @@ def test_comparison_ends_in_time_and_says_what_is_missing(tmp_path, functions, c
         ) as process,
     ):
         started_at = time.monotonic()
-        timer = comparison.TvmTimer(process, tmp_path)
+        timer = comparison.TvmTimer([process], process.stdout.fileno(), tmp_path)
         timer.compile_functions(functions, tvm.target.Target("llvm"))
         times = timer.time_functions(Deadline.after(2))
         process.kill()
     assert time.monotonic() - started_at < 10
     assert times.seconds["conv2d"] == 1e-6
     assert times.note == f"TVM's own code was timed for {note.format('distinct convolutions')}"
+
+
+@pytest.mark.parametrize(
+    ("num_cores", "has_float16", "shares"),
+    [
+        (2, True, [("all", 0, 1)]),
+        (12, False, [("all", 0, 3), ("all", 1, 3), ("all", 2, 3)]),
+        (64, True, [("tensorized", 0, 2), ("others", 0, 2), ("tensorized", 1, 2), ("others", 1, 2)]),
+    ],
+)
+def test_processes_share_the_functions(num_cores, has_float16, shares):
+    assert comparison.list_shares(num_cores, has_float16=has_float16) == shares
+
+
+def test_only_large_products_in_float16_wait_for_tensor_intrinsics():
+    convs = [nn.Conv2d(8, 80, 3), nn.Conv2d(80, 80, 3, groups=80), nn.Conv2d(80, 64, 1), nn.Conv2d(64, 80, 1)]
+    mod = exported(nn.Sequential(*convs).eval(), torch.randn(1, 8, 14, 14))
+    assert not comparison.uses_float16(mod)
+    mod = prepare_module(to_float16(mod), has_kernels=False)
+    assert comparison.uses_float16(mod)
+    functions = comparison.extract_functions(mod, {"main": find_sites(mod["main"])[0]})
+    shares = {str(each.attrs["workload"]): each.attrs["share"] for each in functions.functions.values()}
+    assert len(shares) == 4
+    assert [text for text, share in shares.items() if share == "tensorized"] == [
+        "conv2d:1x8x14x14,80x8x3x3,s1,p0,f16,bias"
+    ]
 
 
 class Reporter:
@@ -134,7 +166,7 @@ def test_functions_are_reported_as_soon_as_they_are_compiled(functions, monkeypa
 
     monkeypatch.setattr(comparison.tvm, "compile", fail_for_one)
     reporter = Reporter()
-    comparison._compile_and_time(comparison.rank_functions(functions), tvm.target.Target("llvm"), begins, reporter)
+    comparison.compile_and_time(comparison.rank_functions(functions), tvm.target.Target("llvm"), begins, reporter)
     os.close(begins)
     assert reporter.reports == [[("conv1", True), ("conv2", False)], [("conv3", True)], []]
     assert capsys.readouterr().err == "ValueError: no rule\n"

@@ -10,7 +10,14 @@ from tvmconv.logs.log import Log
 from tvmconv.logs.ranking import find_best_record
 from tvmconv.logs.record import ErrorKind
 from tvmconv.measure.results import NUM_FINAL_ROUNDS, NUM_FINALISTS
-from tvmconv.search.search import FINAL_MEASUREMENT_SECONDS, MAX_FINAL_SECONDS, MAX_NAIVE_SECONDS
+from tvmconv.search.search import (
+    FINAL_MEASUREMENT_SECONDS,
+    MAX_FINAL_SECONDS,
+    MAX_NAIVE_SECONDS,
+    MIN_FINALISTS,
+    _config_key,
+    order_finalists,
+)
 
 
 def test_fastest_are_measured_again_in_turn_and_that_is_on_disk(log, instant):
@@ -161,9 +168,23 @@ def test_the_naive_schedule_wins_where_none_was_named(log, instant, schedule, wi
 def test_there_are_as_many_finalists_as_there_is_time_for(log, instant, seconds, kept):
     instant.milliseconds = {"load": 100.0, "verify": 80.0, "time": 20.0}
     search(log, trials=10, seconds=seconds, remeasure_best=True)
-    assert (
-        len(finals_of(log)) == max(1, int(kept / NUM_FINAL_ROUNDS / (FINAL_MEASUREMENT_SECONDS + 0.2))) < NUM_FINALISTS
-    )
+    count = int(kept / NUM_FINAL_ROUNDS / (FINAL_MEASUREMENT_SECONDS + 0.2))
+    assert len(finals_of(log)) == max(MIN_FINALISTS, count) < NUM_FINALISTS
+
+
+def test_finalists_that_differ_in_resources_come_first(log):
+    search(log, trials=6)
+    records = sorted(trials_of(log), key=lambda record: record.cost)[:5]
+    costs, registers = (1.0, 1.01, 1.02, 1.1, 1.2), (32, 32, 64, 32, 96)
+    records = [
+        dataclasses.replace(record, times=(cost,), resources={"registers": count})
+        for record, cost, count in zip(records, costs, registers, strict=True)
+    ]
+    keys = {_config_key(record) for record in records}
+    assert [record.cost for record in order_finalists(records, keys)] == [1.0, 1.02, 1.01, 1.1, 1.2]
+    assert [record.cost for record in order_finalists(records, keys - {_config_key(records[2])})] == [*costs]
+    assert [record.cost for record in order_finalists(records, set())] == [1.0, 1.02, 1.01, 1.1, 1.2]
+    assert order_finalists([], keys) == []
 
 
 def test_a_naive_schedule_that_takes_seconds_is_never_measured(log, instant, monkeypatch):

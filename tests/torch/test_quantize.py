@@ -263,11 +263,11 @@ def test_layers_to_quantize_are_searched_in_8_bits_only(tmp_path, monkeypatch):
     ours = tvmconv.torch.optimize(nn.Sequential(*layers).eval(), x, seconds=60, **options)
     assert sorted(searched) == [
         "conv2d:1x16x6x6,16x16x1x1,s1,p0,i8,nhwc,scale,bias,quantize",
-        "conv2d:1x3x6x6,16x3x1x1,s1,p0,bias,relu",
+        "conv2d:1x3x6x6,16x3x1x1,s1,p0,nchw-nhwc,bias,relu",
     ]
     lines = ours.report().lines
     assert [line.workload.partition("p0,")[2] for line in lines] == [
-        "bias,relu",
+        "nchw-nhwc,bias,relu",
         "i8,nhwc,scale,bias,quantize",
         "out-f32,i8,nhwc,scale,bias",
     ]

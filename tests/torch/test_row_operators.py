@@ -163,7 +163,7 @@ def test_kernels_on_the_cpu(name, channels, tmp_path, monkeypatch):
         assert differ(one, [each.double() for each in other]) < 1e-5
 
 
-LOADERS = "_load_norm_kernels", "_load_activation", "_load_scale_add", "_load_gate"
+LOADERS = [name for name in vars(row_kernels) if name.startswith("_load_")]
 KERNEL_NAMES = (
     *("layer_norm", "layer_norm_backward", "activate", "activate_backward"),
     *("scale_add", "scale_add_backward", "gate", "gate_backward"),
@@ -173,20 +173,21 @@ KERNEL_NAMES = (
 def test_sources_compile_for_gpus():
     for arch, dtype in (("sm_80", "bfloat16"), ("sm_90", "float16")):
         types = {"X": "float32", "Y": "float32", "LOW": dtype}
+        sources = [elementwise_source.make_scale_add_source(8, {"Z": dtype, **types})]
+        gradients = {"has_dy": True, "has_low": True}
+        sources.append(elementwise_source.make_scale_add_backward_source(8, {"Z": dtype, **types}, **gradients))
+        for is_backward in (False, True):
+            options = {"is_backward": is_backward}
+            sources.append(elementwise_source.make_activation_source(8, dtype, "gelu_tanh", **options))
+            sources.append(elementwise_source.make_gate_source(8, {"X": dtype, "S": dtype}, **options))
         for num_vectors in (12, 96, 256):
             lanes, steps = layer_norm_source.choose_lanes(num_vectors)
-            flight = row_kernels._count_rows_in_flight(steps)
-            source = layer_norm_source.make_source(
-                *(8, lanes, steps, types), flight=flight, num_sums=3, has_dy=True, has_low=True
-            )
-            sources = [source, elementwise_source.make_activation_source(8, dtype, "gelu_tanh")]
-            sources.append(
-                elementwise_source.make_scale_add_source(8, {"Z": dtype, **types}, has_dy=True, has_low=True)
-            )
-            sources.append(elementwise_source.make_gate_source(8, {"X": dtype, "S": dtype}))
-            for each in sources:
-                kernels = nvrtc.compile_cubin(each, arch).kernels
-                assert all(resources.stack_bytes <= 16 for resources in kernels.values())
+            sizes = 8, lanes, steps, types, row_kernels._count_rows_in_flight(steps)
+            sources.append(layer_norm_source.make_forward_source(*sizes))
+            sources.append(layer_norm_source.make_backward_source(*sizes, num_sums=3, **gradients))
+        for each in sources:
+            kernels = nvrtc.compile_cubin(each, arch).kernels
+            assert all(resources.stack_bytes <= 16 for resources in kernels.values())
 
 
 def test_rows_of_many_channels_have_kernels():

@@ -3,6 +3,7 @@
 import copy
 import itertools
 from dataclasses import replace
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -19,6 +20,8 @@ from tvmconv.torch.backend import backend
 from tvmconv.torch.conv_call import DGRAD, FORWARD, FORWARD_BIAS, WGRAD
 from tvmconv.torch.conv_operators import convolution, convolution_dgrad, convolution_wgrad
 from tvmconv.torch.kernel_table import table
+from tvmconv.torch.product_selection import ProductSelector
+from tvmconv.torch.product_task import collect_tasks
 from tvmconv.torch.trainable import ROOT_PATH, make_trainable
 
 TOLERANCES = {torch.float32: 1e-5, torch.float16: 3e-3, torch.bfloat16: 2e-2}
@@ -268,6 +271,19 @@ def test_products_that_were_compared_before_are_not_compared_again(monkeypatch):
         torch.compile(layer, backend=backend, options={"fallback_backend": "eager"})(x)
         table.compared.update((task.product, task.call) for task in found[-1])
     assert [len(tasks) for tasks in found] == [3, 0]
+
+
+def test_forward_passes_take_configs_that_were_measured_with_a_bias():
+    x, weight = torch.randn(2, 4, 7, 8), torch.randn(6, 4, 3, 3, requires_grad=True)
+    with F.record_calls() as calls:
+        F.conv2d(x, weight)
+    provider = SimpleNamespace(available={}, is_measured=lambda text, _: text.endswith("bias"))
+    selector = ProductSelector(provider, "fastest", None, None)
+    tasks = collect_tasks(calls)
+    text = next(task.workload.text for task in tasks if task.product == FORWARD)
+    assert selector._find_siblings(tasks) == {text: f"{text},bias"}
+    provider.is_measured = lambda *_: True
+    assert selector._find_siblings(tasks) == {}
 
 
 def test_products_without_time_are_not_compared_by_later_graphs(tmp_path):

@@ -30,7 +30,7 @@ from tvmconv.workloads import Workload
 
 TRIALS_PER_ROUND = 64  # MetaSchedule's default
 _REQUIRED_MODULES = ("psutil", "cloudpickle", "xgboost")
-_FAILED_SECONDS = 1e9  # the database records failures as 1e10 seconds
+FAILED_SECONDS = 1e9  # the database records failures as 1e10 seconds
 CLOCK_FILE = "clock"
 
 
@@ -127,14 +127,19 @@ def read_search(folder: Path, stopped_at: float) -> MetaScheduleResult:
     if not clock.exists():
         raise Error("MetaSchedule reached its time limit before it began")
     started_at, ended_at = (*map(float, clock.read_text().split()), stopped_at)[:2]
-    database = folder / "database_tuning_record.json"
-    costs = []
+    costs = [statistics.fmean(times) for _, times in read_records(folder)]  # MetaSchedule ranks by the mean
+    succeeded = [cost for cost in costs if cost < FAILED_SECONDS]
+    return MetaScheduleResult(len(costs), len(succeeded), ended_at - started_at, min(succeeded, default=None))
+
+
+def read_records(folder: Path) -> list[tuple[int, list[float]]]:
+    """Return the number of the task and the seconds of each candidate in MetaSchedule's database."""
+    database, records = folder / "database_tuning_record.json", []
     for line in database.read_text().splitlines() if database.exists() else []:
         with contextlib.suppress(json.JSONDecodeError):  # the last line may be incomplete
-            _, (_, times, *_) = json.loads(line)
-            costs.append(statistics.fmean(times))  # MetaSchedule ranks by the mean
-    succeeded = [cost for cost in costs if cost < _FAILED_SECONDS]
-    return MetaScheduleResult(len(costs), len(succeeded), ended_at - started_at, min(succeeded, default=None))
+            task, (_, times, *_) = json.loads(line)
+            records.append((int(task), times))
+    return records
 
 
 def _read_last_line(log: Path) -> str:

@@ -7,17 +7,23 @@ were completed before the limit count; what has no record is compiled by TVM's d
 
 from __future__ import annotations
 
+import os
+import statistics
 import sys
 import time
+from collections import Counter
 from collections.abc import Sequence
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from tvmconv import devices
 from tvmconv.baselines.metaschedule import (
     CLOCK_FILE,
+    FAILED_SECONDS,
     MetaScheduleResult,
     check_device,
+    read_records,
     read_search,
     run_bounded,
 )
@@ -29,12 +35,31 @@ from tvmconv.errors import Error
 if TYPE_CHECKING:
     from tvm.ir import IRModule
 
-TRIALS_PER_ROUND = 16  # fewer than MetaSchedule's default of 64, so that a short search has a round for more tasks
+TRIALS_PER_ROUND = 8  # fewer than MetaSchedule's default of 64, so that a short search has a round for more tasks
+STRATEGIES = ("evolutionary", "replay-trace")  # MetaSchedule's default, and random schedules of the same space
+MIN_REPEAT_MILLISECONDS = 20  # of a timing; 100 by default, with which timing takes most of a short search
 MAX_TRIALS = 100_000  # the time limit ends the search
 _TASKS_FILE = "tasks.json"
 
 
-def tune_module(mod: IRModule, device: Device, folder: Path, *, log: Path, seconds: float) -> MetaScheduleResult:
+@dataclass(frozen=True)
+class ModuleSearchResult(MetaScheduleResult):
+    """Result of a search on a module.
+
+    Attributes:
+        strategy: One of `STRATEGIES`.
+        tasks: Number of tasks of the module.
+        trials_by_task: Numbers of candidates that were tried and of those with a time, for each task that has any.
+    """
+
+    strategy: str
+    tasks: int
+    trials_by_task: tuple[tuple[int, int], ...]
+
+
+def tune_module(
+    mod: IRModule, device: Device, folder: Path, *, log: Path, seconds: float, strategy: str = STRATEGIES[0]
+) -> ModuleSearchResult:
     """Search for schedules of a module's functions, and write the database to a folder.
 
     Args:
@@ -43,34 +68,58 @@ def tune_module(mod: IRModule, device: Device, folder: Path, *, log: Path, secon
         folder: Folder for the database, which `compile_module` reads.
         log: File for what MetaSchedule prints.
         seconds: Time limit of the search with the start of its process.
+        strategy: One of `STRATEGIES`. The evolution takes minutes of processor time for the candidates of a task,
+            because it applies thousands of traces of scheduling primitives to find them. In the first round of a task
+            it ranks them by a cost model that knows nothing yet, as the other strategy chooses at random.
 
     Raises:
         DeviceError: MetaSchedule cannot measure on the device.
         Error: The search failed, or measured nothing within the limit.
     """
+    import tvm
+
     check_device(device)
-    folder.joinpath(_TASKS_FILE).write_text(extract_tasks(mod, device), encoding="utf-8")
+    tasks = extract_tasks(mod, device)
+    folder.joinpath(_TASKS_FILE).write_text(str(tvm.ir.save_json(tasks)), encoding="utf-8")
     code = f"import sys; sys.path[:] = {sys.path!r}; from {__name__} import main; main(sys.argv[1:])"
-    command = [sys.executable, "-c", code, device.text, str(folder)]
+    command = [sys.executable, "-c", code, device.text, str(folder), strategy]
     status = run_bounded(command, log, make_cuda_environment() | {"TMPDIR": str(folder)}, seconds)
     if status:
         raise Error(f"MetaSchedule ended with status {status}; see {log}")
-    result = read_search(folder, time.monotonic())
+    stopped_at = time.monotonic()
+    _drop_incomplete_lines(folder)
+    result = read_search(folder, stopped_at)
     if not result.succeeded:
         raise Error(f"MetaSchedule measured no schedule within {seconds:g} s; see {log}")
-    return result
+    return ModuleSearchResult(
+        **asdict(result), strategy=strategy, tasks=len(tasks), trials_by_task=count_trials(folder)
+    )
 
 
-def extract_tasks(mod: IRModule, device: Device) -> str:
-    """Return the tasks of a module with their names and numbers of occurrences as JSON of TVM, without weights."""
-    import tvm
+def count_trials(folder: Path) -> tuple[tuple[int, int], ...]:
+    """Return the numbers of candidates of each task in a database that were tried, and of those with a time."""
+    tried, timed = Counter[int](), Counter[int]()
+    for task, times in read_records(folder):
+        tried[task] += 1
+        timed[task] += statistics.fmean(times) < FAILED_SECONDS
+    return tuple((tried[task], timed[task]) for task in sorted(tried))
+
+
+def _drop_incomplete_lines(folder: Path) -> None:
+    """Remove what the end of a search left of the last lines of its database, which MetaSchedule cannot read."""
+    for path in folder.glob("database_*.json"):
+        path.write_bytes(path.read_bytes().rpartition(b"\n")[0] + b"\n")
+
+
+def extract_tasks(mod: IRModule, device: Device) -> list[list[Any]]:
+    """Return the name, the module without weights and the number of occurrences of each task of a module."""
     from tvm import relax
     from tvm.s_tir import meta_schedule
 
     target = device.make_target()
     with target:
         tasks = meta_schedule.relax_integration.extract_tasks(relax.get_pipeline("zero")(mod), target)
-    return str(tvm.ir.save_json([[task.task_name, task.dispatched[0], int(task.weight)] for task in tasks]))
+    return [[task.task_name, task.dispatched[0], int(task.weight)] for task in tasks]
 
 
 def compile_module(mod: IRModule, device: Device, folder: Path) -> Any:
@@ -86,18 +135,25 @@ def compile_module(mod: IRModule, device: Device, folder: Path) -> Any:
 
 
 def main(argv: Sequence[str]) -> None:
-    """Run a search in this process; the arguments are the device and the folder with the tasks."""
-    device_name, name = argv
+    """Run a search in this process; the arguments are the device, the folder with the tasks, and the strategy."""
+    device_name, name, strategy = argv
     folder, target = Path(name), devices.find_device(device_name).make_target()
 
     import tvm
     from tvm.s_tir.meta_schedule.relax_integration import ExtractedTask, extracted_tasks_to_tune_contexts
+    from tvm.s_tir.meta_schedule.runner import EvaluatorConfig, LocalRunner
     from tvm.s_tir.meta_schedule.tune import tune_tasks
 
-    import_tensor_intrinsics()  # the search needs them
+    from tvmconv.baselines.metaschedule_builder import PersistentBuilder, start_fork_server
+
+    start_fork_server()
+    import_tensor_intrinsics()  # the search needs them, too
+    num_processors = len(os.sched_getaffinity(0))
     saved = tvm.ir.load_json(folder.joinpath(_TASKS_FILE).read_text(encoding="utf-8"))
     tasks = [ExtractedTask(str(name), mod, target, [mod], int(weight)) for name, mod, weight in saved]
-    contexts, weights = extracted_tasks_to_tune_contexts(tasks, name, seed=0)
+    contexts, weights = extracted_tasks_to_tune_contexts(
+        tasks, name, seed=0, strategy=strategy, num_threads=num_processors
+    )
     with folder.joinpath(CLOCK_FILE).open("w", buffering=1) as clock:
         print(time.monotonic(), file=clock)
         tune_tasks(
@@ -106,5 +162,7 @@ def main(argv: Sequence[str]) -> None:
             work_dir=name,
             max_trials_global=MAX_TRIALS,
             num_trials_per_iter=TRIALS_PER_ROUND,
+            builder=PersistentBuilder(num_processors),
+            runner=LocalRunner(evaluator_config=EvaluatorConfig(min_repeat_ms=MIN_REPEAT_MILLISECONDS)),
         )
         print(time.monotonic(), file=clock)

@@ -37,6 +37,7 @@ from tvmconv.devices import Device
 from tvmconv.errors import Error
 from tvmconv.experiments.provenance import describe_provenance
 from tvmconv.experiments.run import exceeds_cache
+from tvmconv.files import read_bytes
 from tvmconv.logs.log import Log
 from tvmconv.measure.reference_data import ProblemPrefetcher
 from tvmconv.measure.timing_rounds import measure_in_rounds
@@ -143,9 +144,9 @@ def _make_data(measured: Sequence[EightBitTimes], provenance: str) -> dict[str, 
 
 
 def read_times(file: Path) -> tuple[list[EightBitTimes], str]:
-    """Return the times of a file eight-bits.json, and their provenance."""
+    """Return the times of a file eight-bits.json, which may be compressed by gzip, and their provenance."""
     try:
-        data = json.loads(file.read_text(encoding="utf-8"))
+        data = json.loads(read_bytes(file, unpack=True))
         return [EightBitTimes(**layer) for layer in data["layers"]], data["provenance"]
     except OSError as error:
         raise UsageError(f"cannot read {file}: {error.strerror}") from error

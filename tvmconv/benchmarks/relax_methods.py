@@ -49,6 +49,7 @@ class NetworkCase:
     lock: str  # path of the file whose lock is held while the GPU is used
     device: str = "cuda:0"
     is_profiled: bool = False
+    metaschedule_strategy: str = "evolutionary"
 
     @property
     def name(self) -> str:
@@ -329,7 +330,12 @@ def _prepare_metaschedule(worker: Worker) -> Prepared:
     with tempfile.TemporaryDirectory() as folder:
         with worker.use_gpu():
             result = metaschedule_model.tune_module(
-                module, worker.device, Path(folder), log=log, seconds=worker.case.metaschedule_seconds
+                module,
+                worker.device,
+                Path(folder),
+                log=log,
+                seconds=worker.case.metaschedule_seconds,
+                strategy=worker.case.metaschedule_strategy,
             )
         executable = metaschedule_model.compile_module(module, worker.device, Path(folder))
         return _prepare_executable(worker, executable, asdict(result))

@@ -30,6 +30,7 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
+from tvmconv.baselines.metaschedule_model import STRATEGIES
 from tvmconv.benchmarks.common import add_device, add_output, find_device, write_report
 from tvmconv.benchmarks.relax_methods import DTYPES, METHODS, MethodRow, NetworkCase
 from tvmconv.cli import options, output
@@ -54,6 +55,8 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     options.add_option(parser, "--seconds", "S", "Seconds of search for each case", type=options.parse_positive)
     text = "Seconds of search by MetaSchedule for each case"
     options.add_option(parser, "--metaschedule-seconds", "S", text, type=options.parse_positive, default=600.0)
+    text = "MetaSchedule's choice of candidates: its default, or random ones, which takes far less processor time"
+    options.add_option(parser, "--metaschedule-strategy", None, text, choices=STRATEGIES, default=STRATEGIES[0])
     text = "Time limit of each method in seconds, without the import of the network and the wait for the GPU"
     options.add_option(parser, "--limit", "S", text, type=options.parse_positive, default=900.0)
     options.add_option(parser, "--jobs", "N", "Number of worker processes", type=options.parse_count, default=1)
@@ -100,6 +103,7 @@ def _list_cases(args: argparse.Namespace, device: str) -> list[NetworkCase]:
             lock=str(args.out / "gpu.lock"),
             device=device,
             is_profiled=args.kernels,
+            metaschedule_strategy=args.metaschedule_strategy,
         )
         for dtype, network, batch in itertools.product(args.dtype or ["f16"], args.networks, args.batch or [1])
     ]

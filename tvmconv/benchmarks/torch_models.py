@@ -107,6 +107,8 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     options.add_option(parser, "--quantize", None, text, choices=QUANTIZED_DTYPES, repeat=True)
     parser.add_argument("--backend", action="store_true", help="Compile with the backend tvmconv as well.")
     options.add_option(parser, "--layout", None, "Memory format", choices=LAYOUTS, default=LAYOUTS[0])
+    text = "Time the unchanged network in the memory format of --layout alone."
+    parser.add_argument("--one-layout", action="store_true", help=text)
     add_device(parser)
     add_output(parser)
 
@@ -200,6 +202,8 @@ def _measure(result: NetworkResult, device: Device, args: argparse.Namespace) ->
         channels_last = {4: torch.channels_last, 5: torch.channels_last_3d}.get(x.dim(), torch.contiguous_format)
         memory_format = channels_last if layout == "channels_last" else torch.contiguous_format
         x, model = x.contiguous(memory_format=memory_format), model.to(memory_format=memory_format)
+        if args.one_layout and layout != args.layout:
+            continue
         label = EAGER if layout == args.layout else f"{EAGER}, {layout}"
         result.timings.insert(0, time_network(label, model))
     yield

@@ -3,9 +3,10 @@
 Separate processes compile TVM's code while a search runs, and time it afterwards. A fault of that code, or a
 compilation that takes too long, then costs the comparison alone.
 
-The first process starts before the convolutions are known, because its imports take seconds. It forks the others, which
-compile one convolution at a time, those with the most operations first, so that any time limit leaves the times of
-those that matter most.
+The processes start before the convolutions are known, because their imports take seconds. They compile one convolution
+at a time, those with the most operations first, so that any time limit leaves the times of those that matter most. In
+float16, half of the processes begin with the import of TVM's tensor intrinsics, which may take longer than a search,
+and compile the convolutions for which TVM considers them. The others need not wait for it.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ from __future__ import annotations
 import contextlib
 import fcntl
 import json
+import math
 import os
 import select
 import subprocess
@@ -23,7 +25,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 import numpy as np
 import tvm
@@ -37,6 +39,8 @@ from tvmconv.deadline import Deadline
 from tvmconv.errors import describe_error
 from tvmconv.measure.workers.process import set_parent_death_signal
 from tvmconv.relax.sites import RelaxConvolution
+from tvmconv.workloads import dtypes
+from tvmconv.workloads.conv_operator import ConvOperator
 from tvmconv.workloads.dtypes import get_numpy_dtype
 
 TIMING_SECONDS, WARM_UP_SECONDS = 0.01, 0.01
@@ -44,6 +48,8 @@ MAX_ERROR_CHARACTERS = 300
 MAX_COMPILERS, CORES_PER_COMPILER = 4, 4  # processes that compile; the builders of the search need the other cores
 NUM_RANDOM_ELEMENTS = 1 << 16  # an argument repeats so many random numbers, because random numbers take time
 ERRORS_FILE = "errors"
+MIN_TENSORIZED_EXTENT = 64  # of dlight's rule Matmul
+TENSORIZED, OTHERS, ALL = "tensorized", "others", "all"  # the functions of a process
 _MODULE_FILE, _LOCK_FILE = "module.json", "lock"
 
 
@@ -79,12 +85,36 @@ def _emit_function(
     operands = [expr for expr in (site.x, site.weight, site.residual) if expr is not None]
     params = {expr: relax.Var(f"arg{index}", expr.ty) for index, expr in enumerate(operands)}
     replaced: dict[relax.Expr, relax.Expr] = dict(params)
-    with builder.function(name, list(params.values()), attrs={"workload": site.workload.text}):
+    attributes = {"workload": site.workload.text, "share": _choose_share(site.workload)}
+    with builder.function(name, list(params.values()), attrs=attributes):
         with builder.dataflow():
             for binding in _select_bindings(site, bindings, params):
                 replaced[binding.var] = builder.emit(_replace_operands(binding.value, replaced))
             output = builder.emit_output(replaced[site.result])
         builder.emit_func_output(output)
+
+
+def _choose_share(workload: ConvOperator) -> str:
+    """Return the processes that compile TVM's code for a workload: TVM considers tensor cores for products in float16
+    whose extents all exceed a threshold.
+    """
+    pixels, reduction = math.prod(workload.output_shape) // workload.O, math.prod(workload.weight_shape[1:])
+    is_large = min(pixels, workload.O, reduction) > MIN_TENSORIZED_EXTENT
+    is_tensorized = workload.dtype == dtypes.FLOAT16.name and workload.groups == 1 and is_large
+    return TENSORIZED if is_tensorized else OTHERS
+
+
+def uses_float16(mod: IRModule) -> bool:
+    """Return whether any expression of a module's Relax functions is a tensor in float16."""
+    types: set[str] = set()
+
+    def visit(expr: Any) -> None:
+        types.add(str(getattr(expr.ty, "dtype", "")) if isinstance(expr, relax.Expr) else "")
+
+    for function in mod.functions.values():
+        if isinstance(function, relax.Function):
+            relax.analysis.post_order_visit(function, visit)
+    return "float16" in types
 
 
 def _replace_operands(value: relax.Expr, replaced: Mapping[relax.Expr, relax.Expr]) -> relax.Expr:
@@ -123,43 +153,39 @@ class TvmTimes:
 class TvmTimer:
     """Processes that compile functions of Relax with TVM's default pipeline, and time them when they are asked to."""
 
-    def __init__(self, process: subprocess.Popen[str], folder: Path) -> None:
-        self._process, self._folder, self._num_functions = process, folder, 0
+    def __init__(self, processes: Sequence[subprocess.Popen[str]], results: int, folder: Path) -> None:
+        self._processes, self._results, self._folder, self._num_functions = processes, results, folder, 0
 
     def compile_functions(self, mod: IRModule, target: Target) -> None:
         """Begin to compile the functions of a module for a target."""
         self._num_functions = len(mod.functions_items())
         path = self._folder / _MODULE_FILE
         path.write_text(str(tvm.ir.save_json([mod, target])), encoding="utf-8")
-        self._write_line(str(path))
+        for process in self._processes:
+            with contextlib.suppress(BrokenPipeError):  # the process has ended, and so has its output
+                stdin = _get_stdin(process)
+                stdin.write(f"{path}\n")
+                stdin.flush()
 
     def time_functions(self, deadline: Deadline) -> TvmTimes:
         """Return the times of as many functions as are compiled and timed until a deadline."""
         times: dict[str, float] = {}
-        stdout = self._process.stdout
-        assert stdout is not None
-        self._write_line("time")
-        reason = ""
-        for _ in range(self._num_functions):
-            if not select.select([stdout], [], [], deadline.remaining_seconds)[0]:
+        for process in self._processes:
+            _get_stdin(process).close()
+        reason, num_lines, buffer = "", 0, b""
+        while num_lines < self._num_functions:
+            if not select.select([self._results], [], [], deadline.remaining_seconds)[0]:
                 reason = "the time limit ended the comparison"
                 break
-            if not (line := stdout.readline()):
+            if not (data := os.read(self._results, 1 << 16)):
                 break
-            text, seconds = json.loads(line)
-            if seconds is not None:
-                times[text] = seconds
+            *lines, buffer = (buffer + data).split(b"\n")
+            num_lines += len(lines)
+            times |= {text: seconds for text, seconds in map(json.loads, lines) if seconds is not None}
         if len(times) < self._num_functions:
             reason = f": {reason or self._find_error()}"
         counts = f"{len(times)} of {self._num_functions} distinct convolutions"
         return TvmTimes(times, f"TVM's own code was timed for {counts}{reason}.")
-
-    def _write_line(self, line: str) -> None:
-        stdin = self._process.stdin
-        assert stdin is not None
-        with contextlib.suppress(BrokenPipeError):  # the process has ended, and so has its output
-            stdin.write(f"{line}\n")
-            stdin.flush()
 
     def _find_error(self) -> str:
         """Return the last line that the processes wrote about an error."""
@@ -168,62 +194,77 @@ class TvmTimer:
         return line.removesuffix(".")[:MAX_ERROR_CHARACTERS] or "its process ended"
 
 
+def _get_stdin(process: subprocess.Popen[str]) -> IO[str]:
+    assert process.stdin is not None
+    return process.stdin
+
+
+def list_shares(num_cores: int, *, has_float16: bool) -> list[tuple[str, int, int]]:
+    """Return the functions that each process compiles: `TENSORIZED`, `OTHERS` or `ALL`, the rank of the process among
+    those with the same functions, and their number.
+    """
+    number = min(max(num_cores // CORES_PER_COMPILER, 1), MAX_COMPILERS)
+    names = [TENSORIZED, OTHERS] * (number // 2) if has_float16 else []
+    names = names or [ALL] * number
+    return [(name, names[:index].count(name), names.count(name)) for index, name in enumerate(names)]
+
+
 @contextmanager
-def start_timer(device_index: int) -> Iterator[TvmTimer]:
-    """Start the processes of a timer for a device, and end them with the context."""
-    with tempfile.TemporaryDirectory() as name:
-        code = f"import sys; sys.path[:] = {sys.path!r}; from {__name__} import main; main(sys.argv[1:])"
-        with (Path(name) / ERRORS_FILE).open("w") as stderr:
-            process = subprocess.Popen(
-                [sys.executable, "-c", code, str(device_index), str(os.getpid())],
-                stdin=subprocess.PIPE,
-                stdout=subprocess.PIPE,
-                stderr=stderr,
-                env={**os.environ, **make_cuda_environment()},
-                bufsize=1,
-                text=True,
-            )
+def start_timer(device_index: int, *, has_float16: bool) -> Iterator[TvmTimer]:
+    """Start the processes of a timer for a device, and end them with the context.
+
+    Args:
+        device_index: Index of the CUDA device.
+        has_float16: Whether there are convolutions in float16.
+    """
+    code = f"import sys; sys.path[:] = {sys.path!r}; from {__name__} import main; main(sys.argv[1:])"
+    with tempfile.TemporaryDirectory() as name, contextlib.ExitStack() as stack:
+        errors = stack.enter_context((Path(name) / ERRORS_FILE).open("a"))
+        results, writes = os.pipe()
+        stack.callback(os.close, results)
+        with os.fdopen(writes, "w") as shared:
+            processes = [
+                subprocess.Popen(
+                    [sys.executable, "-c", code, str(device_index), str(os.getpid()), *map(str, share)],
+                    stdin=subprocess.PIPE,
+                    stdout=shared,
+                    stderr=errors,
+                    env={**os.environ, **make_cuda_environment()},
+                    text=True,
+                )
+                for share in list_shares(len(os.sched_getaffinity(0)), has_float16=has_float16)
+            ]
         try:
-            yield TvmTimer(process, Path(name))
+            yield TvmTimer(processes, results, Path(name))
         finally:
-            process.kill()  # the operating system ends its children with it
-            process.communicate()
+            for process in processes:
+                process.kill()
+                process.communicate()
 
 
 def main(argv: Sequence[str]) -> None:
-    """Wait for the path of a file with functions, compile them, wait for a line, and print the seconds of each
-    function; they are null for a function that does not compile.
+    """Wait for the path of a file with functions, compile some of them, wait for the end of the standard input, and
+    write the seconds of each to the standard output; they are null for a function that does not compile.
 
-    Functions are timed as soon as they are compiled after the line has come. The arguments are the index of the device
-    and the process that ends this one.
+    Functions are timed as soon as they are compiled after the standard input has ended. The arguments are the index of
+    the device, the process that ends this one, and an item of `list_shares`.
     """
-    index, parent_pid = map(int, argv)
+    share, (index, parent_pid, rank, number) = argv[2], map(int, (*argv[:2], *argv[3:]))
     set_parent_death_signal(parent_pid)
     results = os.dup(1)
     os.dup2(2, 1)  # for what TVM and its compilers print
+    if share == TENSORIZED:
+        import_tensor_intrinsics()
     if not (line := sys.stdin.readline()):  # the parent has no functions
         return
     path = Path(line.rstrip("\n"))
     mod, target = tvm.ir.load_json(path.read_text(encoding="utf-8"))
-    if any("float16" in str(param.ty.dtype) for function in mod.functions.values() for param in function.params):
-        import_tensor_intrinsics()
-    functions = rank_functions(mod)
-    num_compilers = min(max(len(os.sched_getaffinity(0)) // CORES_PER_COMPILER, 1), MAX_COMPILERS, len(functions))
-    begins, stays_open = os.pipe()  # its end tells the compilers to begin with timing
-    own_pid, children = os.getpid(), []
-    for number in range(num_compilers):
-        if not (child := os.fork()):
-            os.close(stays_open)
-            set_parent_death_signal(own_pid)
-            device = tvm.cpu() if target.kind.name == "llvm" else tvm.device(target.kind.name, index)
-            reporter = _Reporter(device, path.with_name(_LOCK_FILE), results)
-            _compile_and_time(functions[number::num_compilers], target, begins, reporter)
-            os._exit(0)
-        children.append(child)
-    sys.stdin.readline()
-    os.close(stays_open)
-    for child in children:
-        os.waitpid(child, 0)
+    functions = [item for item in rank_functions(mod) if share in (ALL, item[1].attrs["share"])]
+    device = tvm.cpu() if target.kind.name == "llvm" else tvm.device(target.kind.name, index)
+    with contextlib.suppress(Exception):  # TVM raises many types; it says why when a function is timed
+        tvm.runtime.tensor(np.zeros(1, np.float32), device)  # creates the context before time is counted
+    reporter = _Reporter(device, path.with_name(_LOCK_FILE), results)
+    compile_and_time(functions[rank::number], target, sys.stdin.fileno(), reporter)
 
 
 Function = tuple[Any, relax.Function]  # a function of a module and its variable
@@ -234,10 +275,15 @@ def rank_functions(mod: IRModule) -> list[Function]:
     return sorted(mod.functions_items(), key=lambda item: int(str(item[0].name_hint).removeprefix("conv")))
 
 
-def _compile_and_time(functions: Sequence[Function], target: Target, begins: int, reporter: _Reporter) -> None:
-    """Compile functions one at a time, and report on each after the end of the pipe `begins` has come."""
-    with contextlib.suppress(Exception):  # TVM raises many types; it says why when a function is timed
-        tvm.runtime.tensor(np.zeros(1, np.float32), reporter.device)  # creates the context before time is counted
+def compile_and_time(functions: Sequence[Function], target: Target, begins: int, reporter: _Reporter) -> None:
+    """Compile functions one at a time, and report on each after the end of a pipe has come.
+
+    Args:
+        functions: The functions in the order in which they are compiled.
+        target: Target of TVM.
+        begins: File descriptor of the pipe.
+        reporter: What times the functions.
+    """
     compiled: list[tuple[Function, Any]] = []
     for variable, function in functions:
         try:

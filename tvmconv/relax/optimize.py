@@ -17,7 +17,7 @@ from tvmconv.deadline import Deadline
 from tvmconv.errors import Error, ModelError
 from tvmconv.measure.results import PhaseTimer
 from tvmconv.measure.workers.pool import keep_workers_alive
-from tvmconv.relax.comparison import TvmTimer, TvmTimes, extract_functions, start_timer
+from tvmconv.relax.comparison import TvmTimer, TvmTimes, extract_functions, start_timer, uses_float16
 from tvmconv.relax.importers import simplify_imported
 from tvmconv.relax.kernels import CompileTarget, FoundKernel, KernelFinder, resolve_target
 from tvmconv.relax.layouts import Layout, plan_layouts, validate_layout
@@ -210,7 +210,7 @@ def _replace_in_module(
         stack.enter_context(keep_workers_alive(starts_fork_server=seconds is not None))  # they also build the results
         tvm_timer = None
         if device is not None and device.kind == "cuda":  # TVM's wheel has no OpenCL runtime
-            tvm_timer = stack.enter_context(start_timer(device.index))
+            tvm_timer = stack.enter_context(start_timer(device.index, has_float16=uses_float16(mod)))
         with timer.phase("prepare"):
             if batch_sizes:
                 mod = specialize_batch(mod, list(_list_functions(mod)), batch_sizes)

@@ -8,7 +8,7 @@ import itertools
 import math
 import tempfile
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -50,6 +50,8 @@ MAX_NAIVE_SECONDS = 0.03  # longest launch of the naive schedule with which it i
 # A search that is cut off without any config was for nothing: on a busy machine, the processes may start that slowly.
 EXTRA_FIRST_TRIAL_SECONDS = 30.0
 FINAL_MEASUREMENT_SECONDS = 0.11  # time of one final timing, its warm-up included
+MIN_FINALISTS = 3  # finalists for which there is always time
+FINALIST_RATIO = 1.15  # largest time of a finalist that is preferred for its other resources, relative to the fastest
 MAX_BEST_RECORDS = 8 * NUM_FINALISTS  # number of fastest records that are kept, as some may no longer build
 
 
@@ -361,8 +363,10 @@ class _SearchSession:
         built_by_key = {_config_key(trial): trial for trial in built_candidates}
         trial_milliseconds = sum(phases.get(phase, 0.0) for phase in ("load", "verify", "time"))
         seconds_per_finalist = FINAL_MEASUREMENT_SECONDS + trial_milliseconds / 1e3
-        count = min(NUM_FINALISTS, max(1, int(self._final_seconds / NUM_FINAL_ROUNDS / seconds_per_finalist)))
-        remaining_trials = iter([MeasureCandidate(record.schedule, record.config) for record in self._best_records])
+        count = int(self._final_seconds / NUM_FINAL_ROUNDS / seconds_per_finalist)
+        count = min(NUM_FINALISTS, max(MIN_FINALISTS, count))
+        ordered_records = order_finalists(self._best_records, built_by_key.keys())
+        remaining_trials = iter([MeasureCandidate(record.schedule, record.config) for record in ordered_records])
         pending_trials = [*itertools.islice(remaining_trials, count)]
         if not pending_trials:
             return
@@ -408,6 +412,22 @@ class _SearchSession:
         has_too_few = self._hard_deadline.has_passed and len(finalists) < min(count, len(self._best_records))
         if has_too_few or any(None in rounds.measurements for rounds in finalist_rounds):
             self.skipped_phases.add(SkippedPhase.FINAL_MEASUREMENTS)
+
+
+def order_finalists(records: Sequence[Record], built_keys: Collection[str]) -> list[Record]:
+    """Return the fastest records in the order in which they are timed again.
+
+    Those within `FINALIST_RATIO` of the fastest that take other resources than all faster ones come first: a kernel
+    that draws much power may be the fastest in short trials alone, and its neighbours are alike. If any is built,
+    only built ones are preferred.
+    """
+    leaders: dict[str, Record] = {}
+    for record in records:
+        is_available = record is records[0] or not built_keys or _config_key(record) in built_keys
+        if is_available and record.cost <= FINALIST_RATIO * records[0].cost:
+            leaders.setdefault(f"{record.schedule} {sorted(record.resources.items())}", record)
+    preferred = {id(record) for record in leaders.values()}
+    return sorted(records, key=lambda record: id(record) not in preferred)
 
 
 def _config_key(candidate: MeasureCandidate | MeasureResult | Record) -> str:

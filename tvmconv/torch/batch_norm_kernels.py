@@ -11,12 +11,15 @@ import torch
 from tvmconv.arithmetic import ceil_div
 from tvmconv.compiler.executable import LaunchConfig
 from tvmconv.torch.batch_norm_source import (
+    APPLY,
     COMBINED_CHANNELS,
     COMBINING_THREADS,
+    GRADIENTS,
     NO_SECOND,
     ROWS_IN_FLIGHT,
     SECOND_ARRAY,
     SECOND_OF_SAMPLES,
+    STATS,
     THREADS,
     make_source,
 )
@@ -68,7 +71,7 @@ class _Grid:
 def compute_stats(x: torch.Tensor) -> torch.Tensor:
     """Return mean and biased variance of each channel, of shape (2, channels), in float32."""
     vector = count_vector_elements(x.shape[1], x)
-    kernels = _load_kernels(x.device, x.dtype, "", vector, False)
+    kernels = _load_kernels(x.device, STATS, x.dtype, "", vector)
     grid = _Grid.for_tensor(x, vector, STATS_CTAS)
     stats = torch.empty(2, grid.channels, dtype=torch.float32, device=x.device)
     workspace = grid.allocate_workspace(x)
@@ -89,7 +92,7 @@ def apply(
 ) -> torch.Tensor:
     """Return activation(normalized x + residual)."""
     vector = count_vector_elements(x.shape[1], x, residual)
-    kernels = _load_kernels(x.device, x.dtype, activation, vector, residual is not None)
+    kernels = _load_kernels(x.device, APPLY, x.dtype, activation, vector, residual is not None)
     grid, z = _Grid.for_tensor(x, vector, APPLY_CTAS), torch.empty_like(x)
     kernels.launch("apply", grid.launch, [x, residual, z, stats, weight, bias, grid.rows, grid.channels, eps])
     return z
@@ -122,7 +125,7 @@ def differentiate(
     second_kind = NO_SECOND
     if len(gradients) > 1:
         second_kind = SECOND_OF_SAMPLES if gradients[1].dim() < x.dim() else SECOND_ARRAY
-    kernels = _load_kernels(x.device, x.dtype, activation, vector, residual is not None, second_kind)
+    kernels = _load_kernels(x.device, GRADIENTS, x.dtype, activation, vector, residual is not None, second_kind)
     grid, dx = _Grid.for_tensor(x, vector, GRADIENT_CTAS), torch.empty_like(x)
     dresidual = None if residual is None else torch.empty_like(x)
     parameter_gradients = torch.empty(2, grid.channels, dtype=torch.float32, device=x.device)
@@ -141,12 +144,13 @@ def differentiate(
 @functools.cache
 def _load_kernels(
     device: torch.device,
+    kernels: str,
     dtype: torch.dtype,
     activation: str,
     vector: int,
-    has_residual: bool,
+    has_residual: bool = False,
     second: str = NO_SECOND,
 ) -> SourceKernels:
     """Return the kernels on a device; they must not be loaded during a graph capture."""
-    source = make_source(KERNEL_DTYPES[dtype], activation, vector=vector, has_residual=has_residual, second=second)
-    return SourceKernels(source, device)
+    names = kernels, KERNEL_DTYPES[dtype], activation
+    return SourceKernels(make_source(*names, vector=vector, has_residual=has_residual, second=second), device)

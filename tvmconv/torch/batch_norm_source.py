@@ -85,7 +85,7 @@ __device__ float2 combine_sums(const float* workspace, int parts, int channels, 
 }
 """
 
-KERNELS = """
+STATS = """
 extern "C" __global__ void __launch_bounds__(THREADS)
 sum_elements(const Element* x, float* workspace, int rows, int channels) {
   begin();
@@ -102,7 +102,9 @@ extern "C" __global__ void finish_stats(const Element* x, const float* workspace
   stats[channel] = widen(x[channel]) + difference;
   stats[channels + channel] = fmaxf(sums.y / rows - difference * difference, 0.0f);
 }
+"""
 
+APPLY = """
 extern "C" __global__ void __launch_bounds__(THREADS)
 apply(const Element* x, const Element* residual, Element* z, const float* stats, const float* weight, const float* bias,
       int rows, int channels, float eps) {
@@ -132,7 +134,9 @@ apply(const Element* x, const Element* residual, Element* z, const float* stats,
     }
   }
 }
+"""
 
+GRADIENTS = """
 // The second gradient of z; one number for each channel of each sample if `HAS_SECOND_GRADIENT` is 2.
 __device__ Vector load_second(const Element* dz2, int row, int pixels, int channels, int first) {
   return load(dz2, (size_t)(HAS_SECOND_GRADIENT == 2 ? row / pixels : row) * channels + first);
@@ -239,10 +243,19 @@ apply_gradients(const Element* x, const Element* dz, const Element* dz2, Element
 """
 
 
-def make_source(dtype: str, activation: str, *, vector: int, has_residual: bool, second: str = NO_SECOND) -> str:
-    """Return the source of all kernels.
+def make_source(
+    kernels: str,
+    dtype: str,
+    activation: str = "",
+    *,
+    vector: int,
+    has_residual: bool = False,
+    second: str = NO_SECOND,
+) -> str:
+    """Return the source of some kernels.
 
     Args:
+        kernels: `STATS`, `APPLY` or `GRADIENTS`.
         dtype: Name of the elements' data type.
         activation: Name of the activation; "" for none.
         vector: Channels of a thread, which divide the channels.
@@ -263,4 +276,4 @@ def make_source(dtype: str, activation: str, *, vector: int, has_residual: bool,
         "DERIVE": derivative,
     }
     lines = [f"#define {name} ({text})\n" for name, text in macros.items()]
-    return "".join(lines) + norm_source.make_common(dtype) + COMMON + KERNELS
+    return "".join(lines) + norm_source.make_common(dtype) + COMMON + kernels

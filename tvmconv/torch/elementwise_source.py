@@ -15,6 +15,7 @@ The result of `scale_add` may be stored in two data types, as that of a layer no
 from __future__ import annotations
 
 from tvmconv.torch import batch_norm_source, group_norm_source
+from tvmconv.torch.typed_source import ADD_PARTS
 from tvmconv.torch.typed_source import make_source as make_typed_source
 
 ROWS_IN_FLIGHT = 4  # rows that a thread loads before it computes
@@ -32,7 +33,7 @@ START = """
   int begin_row = blockIdx.y * blockDim.y + threadIdx.y;
 """
 
-ACTIVATE = """
+ACTIVATIONS_COMMON = """
 __device__ float derive_silu(float u) {
   float sigmoid = 1.0f / (1.0f + expf(-u));
   return sigmoid * (1.0f + u * (1.0f - sigmoid));
@@ -43,7 +44,9 @@ __device__ float derive_gelu_tanh(float u) {
 }
 __device__ float activate_number(float u) { return ACTIVATION; }
 __device__ float derive(float u) { return DERIVATIVE; }
+"""
 
+ACTIVATE = """
 extern "C" __global__ void __launch_bounds__(THREADS)
 activate(const X* x, const float* bias, X* z, int rows, int channels) {
   START
@@ -63,7 +66,9 @@ activate(const X* x, const float* bias, X* z, int rows, int channels) {
     }
   }
 }
+"""
 
+ACTIVATE_BACKWARD = """
 extern "C" __global__ void __launch_bounds__(THREADS)
 activate_backward(const X* dz, const X* x, const float* bias, X* dx, float* workspace, int rows, int channels) {
   START
@@ -125,7 +130,9 @@ scale_add(const Z* z, const float* bias, const float* scale, const float* noise,
     }
   }
 }
+"""
 
+SCALE_ADD_BACKWARD = """
 // The sums are the gradients of bias and scale. Without `dx`, the gradient of x is that of the result.
 extern "C" __global__ void __launch_bounds__(THREADS)
 scale_add_backward(const Y* dy, const LOW* dlow, const Z* z, const float* bias, const float* scale, const float* noise,
@@ -192,7 +199,9 @@ gate(const X* x, const S* s, X* y, int pixels, int channels) {
     }
   }
 }
+"""
 
+GATE_BACKWARD = """
 extern "C" __global__ void __launch_bounds__(THREADS)
 gate_backward(const X* dy, const X* x, const S* s, X* dx, float* workspace, int pixels, int channels) {
   START
@@ -225,27 +234,35 @@ gate_backward(const X* dy, const X* x, const S* s, X* dx, float* workspace, int 
 """
 
 
-def make_activation_source(vector: int, dtype: str, activation: str) -> str:
-    """Return the source of `activate` and its gradient, for tensors of a data type."""
+def make_activation_source(vector: int, dtype: str, activation: str, *, is_backward: bool) -> str:
+    """Return the source of `activate` or of its gradient, for tensors of a data type."""
     value, derivative = ACTIVATIONS[activation]
-    return _make_source(ACTIVATE, vector, {"X": dtype}, {"ACTIVATION": f"({value})", "DERIVATIVE": f"({derivative})"})
+    macros = {"ACTIVATION": f"({value})", "DERIVATIVE": f"({derivative})"}
+    kernels = ADD_PARTS + ACTIVATE_BACKWARD if is_backward else ACTIVATE
+    return _make_source(ACTIVATIONS_COMMON + kernels, vector, {"X": dtype}, macros)
 
 
-def make_scale_add_source(vector: int, types: dict[str, str], *, has_dy: bool, has_low: bool) -> str:
-    """Return the source of `scale_add` and its gradient.
+def make_scale_add_source(vector: int, types: dict[str, str]) -> str:
+    """Return the source of `scale_add`, for data types of `Z`, `X`, the result `Y`, and in another type `LOW`."""
+    return _make_source(SCALE_ADD, vector, types, {})
+
+
+def make_scale_add_backward_source(vector: int, types: dict[str, str], *, has_dy: bool, has_low: bool) -> str:
+    """Return the source of the gradient of `scale_add`.
 
     Args:
         vector: Neighbouring channels of a thread.
-        types: Data types of `Z`, `X`, the result `Y`, and the result in another type `LOW`.
+        types: Data types as of the forward pass.
         has_dy: Whether there is a gradient of the result.
         has_low: Whether there is a gradient of the result in the other type.
     """
-    return _make_source(SCALE_ADD, vector, types, {"HAS_DY": int(has_dy), "HAS_DLOW": int(has_low)})
+    macros = {"HAS_DY": int(has_dy), "HAS_DLOW": int(has_low)}
+    return _make_source(ADD_PARTS + SCALE_ADD_BACKWARD, vector, types, macros)
 
 
-def make_gate_source(vector: int, types: dict[str, str]) -> str:
-    """Return the source of `gate` and its gradient, for data types of `X` and of the factors `S`."""
-    return _make_source(GATE, vector, types, {})
+def make_gate_source(vector: int, types: dict[str, str], *, is_backward: bool) -> str:
+    """Return the source of `gate` or of its gradient, for data types of `X` and of the factors `S`."""
+    return _make_source(ADD_PARTS + GATE_BACKWARD if is_backward else GATE, vector, types, {})
 
 
 def _make_source(kernels: str, vector: int, types: dict[str, str], macros: dict[str, object]) -> str:

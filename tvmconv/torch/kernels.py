@@ -183,6 +183,10 @@ class KernelProvider:
         if unmeasured:
             self.find_kernels(unmeasured, deadline, derived=unmeasured)
 
+    def is_measured(self, text: str, deadline: Deadline | None) -> bool:
+        """Return whether a kernel of a workload was measured on this device."""
+        return self._find_measured_record(parse(text), self.read_record_index(deadline)) is not None
+
     def read_record_index(self, deadline: Deadline | None) -> RecordIndex:
         """Return the records of the log and of the packaged logs; with a deadline, the log need not exist."""
         if self._record_index is None:

@@ -14,15 +14,15 @@ Source of the formulas: Ba, Kiros and Hinton, "Layer Normalization", 2016.
 from __future__ import annotations
 
 from tvmconv.arithmetic import ceil_div
+from tvmconv.torch.typed_source import ADD_PARTS
 from tvmconv.torch.typed_source import make_source as make_typed_source
 
 MAX_STEPS = 3  # vectors of a thread
 MAX_LANES = 256
 WARP_LANES = (32, 16, 8, 4, 2, 1)  # powers of two up to a warp
 MIN_USED_FRACTION = 0.7  # of the vectors of a row's threads
-NAMES_OF_KERNELS = "layer_norm", "layer_norm_backward", "add_parts"
 
-KERNELS = """
+COMMON = """
 // Return the sum of a value over the threads of a row, in all of them.
 __device__ float sum_lanes(float value) {
 #pragma unroll
@@ -40,7 +40,9 @@ __device__ float sum_lanes(float value) {
 }
 
 __device__ int find_channel(int k) { return (k * LANES + threadIdx.x) * VECTOR; }
+"""
 
+FORWARD = """
 extern "C" __global__ void __launch_bounds__(THREADS)
 layer_norm(const X* x, const float* x_bias, const float* weight, const float* bias, Y* y, LOW* low, float* stats,
            int rows, int channels, float eps) {
@@ -92,7 +94,9 @@ layer_norm(const X* x, const float* x_bias, const float* weight, const float* bi
     }
   }
 }
+"""
 
+BACKWARD = """
 // The sums are those of the gradients of weight, bias and, if `SUMS` is 3, of the input's bias.
 extern "C" __global__ void __launch_bounds__(THREADS)
 layer_norm_backward(const Y* dy, const LOW* dlow, const X* x, const float* x_bias, const float* weight,
@@ -192,24 +196,38 @@ def choose_lanes(num_vectors: int) -> tuple[int, int] | None:
     return None
 
 
-def make_source(
-    vector: int,
-    lanes: int,
-    steps: int,
-    types: dict[str, str],
-    *,
-    flight: int,
-    num_sums: int,
-    has_dy: bool,
-    has_low: bool,
-) -> str:
-    """Return the source of all kernels.
+def make_forward_source(vector: int, lanes: int, steps: int, types: dict[str, str], flight: int) -> str:
+    """Return the source of `layer_norm`.
 
     Args:
         vector: Neighbouring channels of a thread.
         lanes: Threads of a row.
         steps: Vectors of a thread.
         types: Data types of the input `X`, the result `Y`, and the result in another type `LOW`.
+        flight: Rows that a thread loads before it computes.
+    """
+    macros = {"LANES": lanes, "STEPS": steps, "FLIGHT": flight}
+    return make_typed_source(COMMON + FORWARD, vector, types, macros)
+
+
+def make_backward_source(
+    vector: int,
+    lanes: int,
+    steps: int,
+    types: dict[str, str],
+    flight: int,
+    *,
+    num_sums: int,
+    has_dy: bool,
+    has_low: bool,
+) -> str:
+    """Return the source of `layer_norm_backward` and `add_parts`.
+
+    Args:
+        vector: Neighbouring channels of a thread.
+        lanes: Threads of a row.
+        steps: Vectors of a thread.
+        types: Data types as of the forward pass.
         flight: Rows that a thread loads before it computes.
         num_sums: Number of gradients of parameters: 3 with the input's bias, else 2.
         has_dy: Whether there is a gradient of the result.
@@ -219,4 +237,4 @@ def make_source(
         **{"LANES": lanes, "STEPS": steps, "FLIGHT": flight, "SUMS": num_sums},
         **{"HAS_DY": int(has_dy), "HAS_DLOW": int(has_low)},
     }
-    return make_typed_source(KERNELS, vector, types, macros)
+    return make_typed_source(ADD_PARTS + COMMON + BACKWARD, vector, types, macros)

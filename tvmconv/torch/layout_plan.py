@@ -34,6 +34,7 @@ FORBIDDEN_SECONDS = 1e6  # of a conversion between tensors that share memory
 KERNEL_ROOFLINE_RATIO = 2.0  # typical time of a kernel that was not measured, relative to the roofline
 COPY_RATIO = 1.5  # time of PyTorch's conversions, relative to a copy
 CHANNELS_LAST_RATIO = 1.25  # time of float32 kernels without tensor cores for each channels-last side, on a GPU
+MIN_WIDE_CHANNELS = 16  # input channels of images that are not those of a first layer
 NAMES = {CHANNELS_FIRST: "channels first", CHANNELS_LAST: "channels last"}
 
 
@@ -43,10 +44,14 @@ class LayoutCosts:
     Args:
         device: tvmconv's device.
         record_index: Measured kernels.
+        needs_channels_last: Whether images of many channels have to be channels last, as in 8 bits.
     """
 
-    def __init__(self, device: Device, record_index: RecordIndex | None = None) -> None:
+    def __init__(
+        self, device: Device, record_index: RecordIndex | None = None, *, needs_channels_last: bool = False
+    ) -> None:
         self._device, self._record_index = device, record_index
+        self._needs_channels_last = needs_channels_last
         self._target = device.target or UNKNOWN_TARGET
         self._kernel_seconds: dict[str, dict[str, float]] = {}
 
@@ -68,10 +73,17 @@ class LayoutCosts:
             if measured:
                 base_seconds = min(max(seconds - added[layout], 0.0) for layout, seconds in measured.items())
             self._kernel_seconds[key] = {
-                layout: measured.get(layout, base_seconds + added[layout]) for layout in variants
+                layout: measured.get(layout, base_seconds + added[layout]) + self._penalize(w)
+                for layout, w in variants.items()
             }
         self._kernel_seconds[text] = self._kernel_seconds[key]
         return self._kernel_seconds[text]
+
+    def _penalize(self, workload: ConvOperator) -> float:
+        """Return the seconds that forbid a layout, or 0."""
+        is_input_wide = workload.C >= MIN_WIDE_CHANNELS and workload.input_layout == CHANNELS_FIRST
+        is_forbidden = is_input_wide or workload.output_layout == CHANNELS_FIRST
+        return FORBIDDEN_SECONDS if self._needs_channels_last and is_forbidden else 0.0
 
     def conversion_seconds(self, nbytes: int) -> float:
         """Return the seconds in which PyTorch converts images of this size."""

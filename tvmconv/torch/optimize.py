@@ -54,7 +54,7 @@ CPU_MODEL_WARNING = (
     'choose="tuned" (--all) uses tvmconv\'s kernels'
 )
 PLANNING_FRACTION = 0.1  # of the time until the deadline, for timings that decide about layouts, or normalizations
-COMPARISON_FRACTION = 0.15  # of the time after calibration, for the comparison of 8-bit kernels
+COMPARISON_FRACTION = 0.25  # of the time after calibration, for the comparison of 8-bit kernels
 NUM_TIMING_CALLS = 12  # approximate number of calls in one timing of a model
 
 
@@ -254,7 +254,7 @@ def _optimize_on_device(
                     norm_fuser.fuse(optimized, partitions, example)
             planner: LayoutPlanner | None = None
             if [partition.module for partition in partitions] == [optimized] and not is_quantized:
-                planner = make_planner(provider, timing_cache, deadline)
+                planner = make_planner(provider, timing_cache, deadline, needs_channels_last=quantization is not None)
                 notes = []
             else:
                 notes = _set_fastest_format(optimized, torch_device, example, expected)
@@ -267,7 +267,8 @@ def _optimize_on_device(
             if is_quantized:
                 quantizer = QdqQuantizer(partitions, sites)
             elif quantization:
-                quantizer = ModelQuantizer(optimized, partitions, sites, quantization)
+                with use_cudnn_heuristics():  # layers are computed in float32, each once
+                    quantizer = ModelQuantizer(optimized, partitions, sites, quantization)
             if quantizer and end_deadline:
                 selection_deadline = end_deadline.shift_earlier(COMPARISON_FRACTION * end_deadline.remaining_seconds)
             kernel_selector = KernelSelector(provider, timing_cache, choose, selection_deadline)
@@ -320,13 +321,15 @@ def make_norm_fuser(timing_cache: TimingCache, choose: ChooseMode, deadline: Dea
     return NormFuser(time_call, lambda: not fusing_deadline.has_passed)
 
 
-def make_planner(provider: KernelProvider, timing_cache: TimingCache, deadline: Deadline | None) -> LayoutPlanner:
+def make_planner(
+    provider: KernelProvider, timing_cache: TimingCache, deadline: Deadline | None, *, needs_channels_last: bool = False
+) -> LayoutPlanner:
     """Return the planner of the layouts inside a model, which takes a small part of the time until the deadline."""
     planning_deadline = Deadline()
     if deadline:
         planning_deadline = deadline.shift_earlier((1 - PLANNING_FRACTION) * deadline.remaining_seconds)
     return LayoutPlanner(
-        LayoutCosts(provider.device, provider.read_record_index(deadline)),
+        LayoutCosts(provider.device, provider.read_record_index(deadline), needs_channels_last=needs_channels_last),
         timing_cache.get_seconds if provider.torch_device.type == "cuda" else None,
         lambda: not planning_deadline.has_passed,
     )

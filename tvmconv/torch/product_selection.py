@@ -19,7 +19,7 @@ from tvmconv.errors import Error
 from tvmconv.measure.workers.pool import keep_workers_alive, resolve_num_workers
 from tvmconv.target import UNKNOWN_TARGET
 from tvmconv.torch.batch_norm_operators import batch_norm_stats
-from tvmconv.torch.conv_call import FORWARD, FORWARD_STATS, STATS_IN_GRAPHS
+from tvmconv.torch.conv_call import FORWARD, FORWARD_BIAS, FORWARD_STATS, STATS_IN_GRAPHS, make_workload
 from tvmconv.torch.conv_operators import run_forward, run_forward_with_stats, run_with_stats
 from tvmconv.torch.kernel_table import TableEntry, table
 from tvmconv.torch.kernels import BUILD_SECONDS, AvailableKernel, KernelProvider
@@ -67,6 +67,8 @@ class ProductSelector:
                     self._search(supported, search_deadline, timings)
                 for _ in timings:
                     pass
+                if siblings := self._find_siblings(supported):
+                    self._provider.adopt_configs(siblings, deadline)
                 self._provider.find_kernels(self._compute_weights(supported), deadline, derived)
             self._timing_cache.is_awake = False
             # Products with statistics are compared with forward passes, which are selected before them.
@@ -79,6 +81,21 @@ class ProductSelector:
                 table.compared.update((task.product, task.call) for task in tasks)
         finally:
             self._timing_cache.save()
+
+    def _find_siblings(self, tasks: Sequence[ProductTask]) -> dict[str, str]:
+        """Return forward passes that were measured with a bias only, with the texts of those.
+
+        In a graph, another operator may add the bias.
+        """
+        siblings = {}
+        for task in tasks:
+            if task.product != FORWARD or task.workload is None or task.workload.text in self._provider.available:
+                continue
+            sibling = make_workload(FORWARD_BIAS, task.call).text
+            is_measured = self._provider.is_measured
+            if is_measured(sibling, self._deadline) and not is_measured(task.workload.text, self._deadline):
+                siblings[task.workload.text] = sibling
+        return siblings
 
     def _search(self, tasks: Sequence[ProductTask], deadline: Deadline, timings: Iterator[None]) -> None:
         """Search kernels, and give them to the provider; PyTorch is timed while the first ones are built."""

@@ -32,9 +32,9 @@ from tvmconv.torch.selection import ChooseMode, KernelSelector
 from tvmconv.torch.shape_recorder import ShapeRecorder
 from tvmconv.torch.timing import TimingCache
 
-# Parts of the remaining time for the search, and then for builds of its configs with other outputs. The rest is for
-# kernels in the model's precision.
-SEARCH_FRACTION, ADOPTION_FRACTION = 0.75, 0.5
+# Parts of the remaining time: for known and predicted kernels in the model's precision of layers to quantize, then for
+# the search, and then for builds of its configs with other outputs.
+FLOAT_FRACTION, SEARCH_FRACTION, ADOPTION_FRACTION = 0.3, 0.8, 0.7
 
 
 def quantize(
@@ -137,8 +137,9 @@ def find_quantized_kernels(
     """Find kernels of the convolutions with 8-bit operands, and of all convolutions in the model's precision.
 
     The search is for the former, and for convolutions that are not quantized. Others in the model's precision are only
-    compared, and need no search. Each config that was found also serves the same convolution with outputs in the
-    model's precision, which is needed if a reader of its output is not quantized in the end.
+    compared, and need no search; their known or predicted kernels are built before it. Each config that was found also
+    serves the same convolution with outputs in the model's precision, which is needed if a reader of its output is not
+    quantized in the end.
 
     Args:
         quantizer: Which convolutions have 8-bit operands.
@@ -164,6 +165,9 @@ def find_quantized_kernels(
         return deadline and deadline.reserve_seconds((1 - fraction) * deadline.remaining_seconds)
 
     with keep_workers_alive():
+        if deadline:  # first, as the model has to be no slower than without 8 bits, however short the time is
+            not_searched = {text: count for text, count in counts.items() if text not in searched}
+            provider.find_kernels(not_searched, take_part(FLOAT_FRACTION))
         find_layer_kernels(provider, searched, take_part(SEARCH_FRACTION), pytorch_timings, pytorch_seconds)
         if deadline:
             provider.adopt_configs(siblings, take_part(ADOPTION_FRACTION))

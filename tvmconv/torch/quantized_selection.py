@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -20,6 +20,7 @@ from tvmconv.torch.accuracy import compute_relative_error
 from tvmconv.torch.conv_site import ConvSite
 from tvmconv.torch.eight_bit_rounding import round_to_8_bits
 from tvmconv.torch.kernels import AvailableKernel, KernelProvider
+from tvmconv.torch.layout_plan import KERNEL_ROOFLINE_RATIO
 from tvmconv.torch.quantization import GraphQuantizer, QuantizedSite, get_output_dtype
 from tvmconv.torch.quantization_choice import StepCosts
 from tvmconv.torch.quantization_plan import list_factors
@@ -27,7 +28,7 @@ from tvmconv.torch.quantized_epilogue import ADD
 from tvmconv.torch.quantized_layer import Dequantize, Quantize
 from tvmconv.torch.selection import NO_TIME_REASON, ChooseMode
 from tvmconv.torch.signature import lay_out, parse_signature
-from tvmconv.torch.timing import TimingCache
+from tvmconv.torch.timing import TimingCache, use_cudnn_heuristics
 from tvmconv.workloads import parse
 from tvmconv.workloads.layout import CHANNELS_LAST
 
@@ -215,7 +216,7 @@ class QuantizedSelector:
                 return QuantizedSelection(reason=NO_TIME_REASON)
             was_installed = operator.is_kernel_installed(kernel.name, kernel.torch_device)
             arguments = _make_arguments(site, _make_former_arguments(site.site))
-            self._problems[key] = self._try_kernel(site, kernel, arguments, site.module(*arguments))
+            self._problems[key] = self._try_kernel(site, kernel, arguments, _compute_reference(site, arguments))
             site.module.clear_kernel(site.module.make_key(arguments[0]))
             if not was_installed:
                 operator.remove_kernel(kernel.name, kernel.torch_device)
@@ -238,13 +239,16 @@ class QuantizedSelector:
             return seconds
         arguments = _make_former_arguments(former)
         name = f"precision of the model: {former.workload_text}, {former.former_names}, {former.module.kernels}"
+        if not (self._timing_cache.has_seconds(name) or self._has_time_to_compare()):
+            target = self._provider.device.target or UNKNOWN_TARGET
+            return KERNEL_ROOFLINE_RATIO * target.roofline_seconds(parse(former.workload_text))
         return self._timing_cache.get_seconds(name, lambda: former.module(*arguments))
 
     def _find_fastest(self, site: QuantizedSite, former_arguments: list[torch.Tensor]) -> QuantizedSelection:
         """Return the fastest kernel that computes a convolution correctly."""
         selection = QuantizedSelection()
         arguments = _make_arguments(site, former_arguments)
-        expected = site.module(*arguments)
+        expected = _compute_reference(site, arguments)
         for number, kernel in enumerate(self._provider.available[site.workload_text]):
             if number and selection.kernel and self._deadline and self._deadline.has_passed:
                 break
@@ -323,6 +327,12 @@ class QuantizedSelector:
 def _make_key(site: QuantizedSite) -> tuple[str, str]:
     """Return what equal convolutions share: their workloads in 8 bits and in the model's precision."""
     return site.workload_text, site.site.workload_text
+
+
+def _compute_reference(site: QuantizedSite, arguments: Sequence[torch.Tensor]) -> torch.Tensor:
+    """Return the output of a convolution by PyTorch in float32."""
+    with use_cudnn_heuristics():
+        return site.module.run_reference(*arguments)
 
 
 def estimate_traffic_seconds(text: str, device: Device) -> float:

@@ -36,7 +36,9 @@ def normalize(
     stats: torch.Tensor,
 ) -> None:
     """Write the layer normalization of x + x_bias over the last axis to one or two results, and its statistics."""
-    kernels, channels, lanes, rows_per_cta = _load_norm(x, y, low, num_sums=2, has_dy=False, has_low=False)
+    vector, lanes, steps = _divide_row(x, y, low)
+    kernels = _load_norm(x.device, vector, lanes, steps, _name_types(X=x, **_name_results(x, y, low)))
+    channels, rows_per_cta = x.shape[-1], THREADS // lanes * _count_rows_in_flight(steps)
     rows = x.numel() // channels
     num_ctas = min(NORM_CTAS * _count_multiprocessors(x.device), ceil_div(rows, rows_per_cta))
     launch = LaunchConfig((num_ctas, 1, 1), (lanes, THREADS // lanes, 1))
@@ -53,9 +55,10 @@ def differentiate_norm(
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Return the gradient of x, and those of weight, bias and, if there is one, x_bias, as rows of a tensor."""
     dx, num_sums = torch.empty_like(x), 2 if x_bias is None else 3
-    kernels, channels, lanes, rows_per_cta = _load_norm(
-        x, dy, dlow, num_sums=num_sums, has_dy=dy is not None, has_low=dlow is not None
-    )
+    vector, lanes, steps = _divide_row(x, dy, dlow)
+    types, gradients = _name_types(X=x, **_name_results(x, dy, dlow)), (dy is not None, dlow is not None)
+    kernels = _load_norm_backward(x.device, vector, lanes, steps, types, num_sums, *gradients)
+    channels, rows_per_cta = x.shape[-1], THREADS // lanes * _count_rows_in_flight(steps)
     rows = x.numel() // channels
     num_ctas = min(NORM_GRADIENT_CTAS * _count_multiprocessors(x.device), ceil_div(rows, rows_per_cta))
     workspace = torch.empty(num_ctas, num_sums, channels, device=x.device)
@@ -70,7 +73,7 @@ def activate(x: torch.Tensor, bias: torch.Tensor | None, activation: str, channe
     z = torch.empty_like(x)
     vector = count_vector_channels(channels, x, z)
     launch, _ = _divide(x, channels, vector, ELEMENT_CTAS)
-    kernels = _load_activation(x.device, vector, x.dtype, activation)
+    kernels = _load_activation(x.device, vector, x.dtype, activation, False)
     kernels.launch("activate", launch, [x, bias, z, x.numel() // channels, channels])
     return z
 
@@ -83,7 +86,7 @@ def differentiate_activation(
     vector = count_vector_channels(channels, dz, x, dx)
     launch, num_parts = _divide(x, channels, vector, ELEMENT_GRADIENT_CTAS)
     workspace = torch.empty(num_parts, channels, device=x.device)
-    kernels = _load_activation(x.device, vector, x.dtype, activation)
+    kernels = _load_activation(x.device, vector, x.dtype, activation, True)
     kernels.launch("activate_backward", launch, [dz, x, bias, dx, workspace, x.numel() // channels, channels])
     return dx, _add_parts(kernels, workspace, num_parts, (channels,))
 
@@ -100,7 +103,7 @@ def scale_and_add(
 ) -> None:
     """Write (z + bias) * scale * noise + x to one or two results."""
     vector = count_vector_channels(channels, z, x, y, low)
-    kernels = _load_scale_add(z.device, vector, _name_types(Z=z, X=x, **_name_results(x, y, low)), False, False)
+    kernels = _load_scale_add(z.device, vector, _name_types(Z=z, X=x, **_name_results(x, y, low)))
     launch, _ = _divide(z, channels, vector, ELEMENT_CTAS)
     arrays = [z, bias, scale, noise, x, y, low]
     kernels.launch("scale_add", launch, [*arrays, *_count_rows(z, channels)])
@@ -123,7 +126,7 @@ def differentiate_scale_add(
     dz = torch.empty_like(z)
     vector = count_vector_channels(channels, dy, dlow, z, dz, dx)
     types = _name_types(Z=z, X=z if dx is None else dx, **_name_results(z, dy, dlow))
-    kernels = _load_scale_add(z.device, vector, types, dy is not None, dlow is not None)
+    kernels = _load_scale_add_backward(z.device, vector, types, dy is not None, dlow is not None)
     launch, num_parts = _divide(z, channels, vector, ELEMENT_GRADIENT_CTAS)
     workspace = None
     if bias is not None or scale is not None:
@@ -140,7 +143,7 @@ def gate(x: torch.Tensor, s: torch.Tensor) -> torch.Tensor:
     y, (samples, channels) = torch.empty_like(x), x.shape[:2]
     vector = count_vector_channels(channels, x, s, y)
     launch, _ = _divide(x, channels, vector, ELEMENT_CTAS, samples)
-    kernels = _load_gate(x.device, vector, _name_types(X=x, S=s))
+    kernels = _load_gate(x.device, vector, _name_types(X=x, S=s), False)
     kernels.launch("gate", launch, [x, s, y, x.numel() // channels // samples, channels])
     return y
 
@@ -151,7 +154,7 @@ def differentiate_gate(dy: torch.Tensor, x: torch.Tensor, s: torch.Tensor) -> tu
     vector = count_vector_channels(channels, dy, x, s, dx)
     launch, num_parts = _divide(x, channels, vector, ELEMENT_GRADIENT_CTAS, samples)
     workspace = torch.empty(samples, num_parts, channels, device=x.device)
-    kernels = _load_gate(x.device, vector, _name_types(X=x, S=s))
+    kernels = _load_gate(x.device, vector, _name_types(X=x, S=s), True)
     pixels = x.numel() // channels // samples
     kernels.launch("gate_backward", launch, [dy, x, s, dx, workspace, pixels, channels])
     return dx, _add_parts(kernels, workspace, num_parts, (channels,), samples)
@@ -175,19 +178,13 @@ def can_normalize(channels: int, dtype: torch.dtype) -> bool:
     return layer_norm_source.choose_lanes(channels // vector) is not None
 
 
-def _load_norm(
-    x: torch.Tensor, y: torch.Tensor | None, low: torch.Tensor | None, *, num_sums: int, has_dy: bool, has_low: bool
-) -> tuple[SourceKernels, int, int, int]:
-    """Return the kernels of layer normalizations, the channels, the threads of a row, and the rows of a CTA at once."""
-    channels = x.shape[-1]
-    vector = count_vector_channels(channels, x, y, low)
-    choice = layer_norm_source.choose_lanes(channels // vector)
+def _divide_row(x: torch.Tensor, *others: torch.Tensor | None) -> tuple[int, int, int]:
+    """Return the channels of a vector, the threads of a row, and the vectors of each of them."""
+    vector = count_vector_channels(x.shape[-1], x, *others)
+    choice = layer_norm_source.choose_lanes(x.shape[-1] // vector)
     if choice is None:
-        raise RuntimeError(f"a layer normalization of {channels} channels: expected fewer, or aligned memory")
-    lanes, steps = choice
-    types = _name_types(X=x, **_name_results(x, y, low))
-    kernels = _load_norm_kernels(x.device, vector, lanes, steps, types, num_sums, has_dy, has_low)
-    return kernels, channels, lanes, THREADS // lanes * _count_rows_in_flight(steps)
+        raise RuntimeError(f"a layer normalization of {x.shape[-1]} channels: expected fewer, or aligned memory")
+    return vector, *choice
 
 
 def _count_rows_in_flight(steps: int) -> int:
@@ -241,41 +238,52 @@ def _add_parts(
 
 # Kernels must not be loaded during a graph capture.
 
+TypeNames = tuple[tuple[str, str], ...]  # data types by the names of kernels' types
+
 
 @functools.cache
-def _load_norm_kernels(
+def _load_norm(device: torch.device, vector: int, lanes: int, steps: int, types: TypeNames) -> SourceKernels:
+    flight = _count_rows_in_flight(steps)
+    return SourceKernels(layer_norm_source.make_forward_source(vector, lanes, steps, dict(types), flight), device)
+
+
+@functools.cache
+def _load_norm_backward(
     device: torch.device,
     vector: int,
     lanes: int,
     steps: int,
-    types: tuple[tuple[str, str], ...],
+    types: TypeNames,
     num_sums: int,
     has_dy: bool,
     has_low: bool,
 ) -> SourceKernels:
-    source = layer_norm_source.make_source(
-        *(vector, lanes, steps, dict(types)),
-        flight=_count_rows_in_flight(steps),
-        num_sums=num_sums,
-        has_dy=has_dy,
-        has_low=has_low,
-    )
+    sizes, flight = (vector, lanes, steps, dict(types)), _count_rows_in_flight(steps)
+    source = layer_norm_source.make_backward_source(*sizes, flight, num_sums=num_sums, has_dy=has_dy, has_low=has_low)
     return SourceKernels(source, device)
 
 
 @functools.cache
-def _load_activation(device: torch.device, vector: int, dtype: torch.dtype, activation: str) -> SourceKernels:
-    return SourceKernels(elementwise_source.make_activation_source(vector, KERNEL_DTYPES[dtype], activation), device)
-
-
-@functools.cache
-def _load_scale_add(
-    device: torch.device, vector: int, types: tuple[tuple[str, str], ...], has_dy: bool, has_low: bool
+def _load_activation(
+    device: torch.device, vector: int, dtype: torch.dtype, activation: str, is_backward: bool
 ) -> SourceKernels:
-    source = elementwise_source.make_scale_add_source(vector, dict(types), has_dy=has_dy, has_low=has_low)
-    return SourceKernels(source, device)
+    arguments = vector, KERNEL_DTYPES[dtype], activation
+    return SourceKernels(elementwise_source.make_activation_source(*arguments, is_backward=is_backward), device)
 
 
 @functools.cache
-def _load_gate(device: torch.device, vector: int, types: tuple[tuple[str, str], ...]) -> SourceKernels:
-    return SourceKernels(elementwise_source.make_gate_source(vector, dict(types)), device)
+def _load_scale_add(device: torch.device, vector: int, types: TypeNames) -> SourceKernels:
+    return SourceKernels(elementwise_source.make_scale_add_source(vector, dict(types)), device)
+
+
+@functools.cache
+def _load_scale_add_backward(
+    device: torch.device, vector: int, types: TypeNames, has_dy: bool, has_low: bool
+) -> SourceKernels:
+    make_source = elementwise_source.make_scale_add_backward_source
+    return SourceKernels(make_source(vector, dict(types), has_dy=has_dy, has_low=has_low), device)
+
+
+@functools.cache
+def _load_gate(device: torch.device, vector: int, types: TypeNames, is_backward: bool) -> SourceKernels:
+    return SourceKernels(elementwise_source.make_gate_source(vector, dict(types), is_backward=is_backward), device)

@@ -50,7 +50,9 @@ __device__ void load_channels(float (&values)[VECTOR], const float* array, int f
 
 // Round a number as it is stored in an array.
 template <class T> __device__ float round_as(const T*, float x) { T y; narrow(x, y); return widen(y); }
+"""
 
+ADD_PARTS = """
 // Add up the parts of a workspace (samples, parts, columns) in a fixed order. A CTA has 32 columns of one sample.
 extern "C" __global__ void add_parts(const float* workspace, float* results, int parts, int columns) {
   begin();
@@ -74,7 +76,7 @@ def make_source(kernels: str, vector: int, types: Mapping[str, str], macros: Map
     """Return the source of kernels.
 
     Args:
-        kernels: Their text.
+        kernels: Their text, with `ADD_PARTS` if they fill a workspace.
         vector: Neighbouring channels of a thread.
         types: Data types of the tensors by the names that the kernels give to the types of their elements.
         macros: Other macros of the kernels.
