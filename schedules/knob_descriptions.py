@@ -45,7 +45,7 @@ DESCRIPTIONS = {
     "local_x": "Output tiles per thread.",
     "local_y": "Output channels per thread.",
     "max_ctas": "Maximum number of CTAs, which share all tiles in turn; 0 launches one CTA per tile.",
-    "octets": "Octets of channels of a CTA.",
+    "octets": "Octets of channels of a CTA; half octets in layers with channels first.",
     "operand_scope": 'Where operands are staged: "shared" copies the window of a tile once per CTA; "registers" reads '
     "it from global memory, through the L1 cache.",
     "output_eviction": 'When written lines leave the L2 cache: "first", before the operands, or in the "normal" order.',
@@ -138,7 +138,7 @@ OWN_DESCRIPTIONS = {
         ("grouped_mma_sync", f"pixels_{axis}"): f"{extent} in a tile; in dgrad, of dX in steps of the stride."
         for axis, extent in (("x", "Columns of dY"), ("y", "Rows of dY"))
     },
-    ("depthwise_mma_sync", "images"): "Images of a CTA.",
+    ("depthwise_mma_sync", "images"): "Images of a CTA; 16 are the rows of a product, which otherwise has rows of one.",
     ("depthwise_mma_sync", "mmas_y"): "Instructions along the rows of Y (or dX) of a warp, 16 rows each.",
     ("depthwise_mma_sync", "mmas_x"): "Instructions along the columns of Y (or dX) of a warp, 8 columns each.",
     ("winograd", "gradient_tile"): "Elements of dY of a tile along each axis.",

@@ -16,6 +16,10 @@ LAYERS = [
     ("conv2d:2x16x17x15,16x1x7x7,s1,p3,g16,bf16,bias,add,relu", {"octets": 2, "images": 1, "mmas_y": 1, "mmas_x": 1}),
     ("conv2d:3x8x14x14,8x1x5x5,s1,p2,g8,f16,bias,relu", {"octets": 1, "images": 2, "mmas_y": 1, "mmas_x": 2}),
     ("conv2d:1x8x18x56,8x1x7x7,s1,p0,g8,f16", {"octets": 1, "images": 1, "mmas_y": 2, "mmas_x": 4}),
+    ("conv2d:17x24x14x14,24x1x5x5,s1,p2,g24,f16,bias", {"octets": 2, "images": 16, "mmas_y": 1, "mmas_x": 2}),
+    ("conv2d:18x8x20x19,8x1x7x7,s1,p3,g8,bf16,nhwc,bias", {"octets": 1, "images": 16, "mmas_y": 1, "mmas_x": 1}),
+    ("conv2d:16x8x17x12,8x1x3x5,s1,p0x2x1x1,g8,f16", {"octets": 1, "images": 16, "mmas_y": 1, "mmas_x": 1}),
+    ("conv2d_dgrad:16x8x14x14,8x1x5x5,s1,p2,g8,f16,nhwc", {"octets": 1, "images": 16, "mmas_y": 1, "mmas_x": 2}),
     ("conv2d_dgrad:2x8x9x7,8x1x5x5,s1,p2,g8,f16,nhwc", {"images": 1, "mmas_y": 1, "mmas_x": 1}),
     (
         "conv2d_dgrad:3x16x20x19,16x1x7x7,s1,p3,g16,bf16,nhwc,add",

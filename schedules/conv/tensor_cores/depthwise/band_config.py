@@ -80,7 +80,7 @@ class BandConfig(EstimatedTileConfig):
 
     TILE_KNOBS = ("octets", "images", "mmas_y", "mmas_x")
 
-    octets: Any  # octets of channels of a CTA, a warp for each channel
+    octets: Any  # octets of channels of a CTA, a warp for each channel; half octets if channels are first
     images: Any  # images of a CTA
     mmas_y: Any  # instructions along the rows of Y of an image
     mmas_x: Any  # instructions along the columns of Y
@@ -88,19 +88,23 @@ class BandConfig(EstimatedTileConfig):
     @classmethod
     def list_options(cls, w: AnyConv) -> dict[str, Any]:
         """Return the options of all knobs."""
-        return {"octets": (1, 2, 4), "images": (1, 2, 4, 8), "mmas_y": (1, 2, 4), "mmas_x": (1, 2, 4, 7)}
+        return {"octets": (1, 2, 4), "images": (1, 2, 4, 8, MMA_M), "mmas_y": (1, 2, 4), "mmas_x": (1, 2, 4, 7)}
 
     @classmethod
     def list_required(cls, w: AnyConv) -> list[Rule]:
         """Return the conditions on every config."""
         return [
-            ("the channels are whole octets of CTAs", lambda t: w.C % (OCTET * t.octets) == 0),
+            ("CTAs compute all channels", lambda t: w.C % t.channels == 0),
             (
                 f"at most {MAX_ACCUMULATORS} accumulators, and registers for all threads",
                 lambda t: (
                     (t.num_accumulators <= MAX_ACCUMULATORS)
                     & (t.num_threads * (t.num_accumulators + OVERHEAD_REGISTERS) <= SM_REGISTERS)
                 ),
+            ),
+            (
+                f"{MMA_M} images, which are the rows of a product, have results of 16 bits that take the place of X",
+                lambda t: np.logical_not(t.has_image_rows) | t.can_replace_pixels,
             ),
             (f"at most {MAX_SHARED_BYTES} bytes of shared memory", lambda t: t.smem_bytes <= MAX_SHARED_BYTES),
         ]
@@ -109,6 +113,18 @@ class BandConfig(EstimatedTileConfig):
     def list_pruned(cls, w: AnyConv) -> list[Rule]:
         """Return the conditions on configs that are worth a search."""
         return [("a CTA has at most all images", lambda t: t.images <= w.N)]
+
+    @property
+    def has_image_rows(self) -> Any:
+        """Whether the rows of a product are images, each at one row of X, which is then read once for all taps."""
+        return np.equal(self.images, MMA_M)
+
+    @property
+    def can_replace_pixels(self) -> Any:
+        """Whether a row of Y can take the place of that row of X, which is no longer needed then."""
+        rows, fits = self.axes[0], self.mmas_x * MMA_N <= self.mmas_k * MMA_K + MMA_N
+        is_behind = (rows.tiles > 1) | ((rows.size <= rows.source) & (rows.pad < rows.taps))
+        return np.equal(self.mmas_y, 1) & self.stages_pairs & is_behind & fits
 
     @property
     def convolution(self) -> Conv:
@@ -139,7 +155,7 @@ class BandConfig(EstimatedTileConfig):
     @property
     def channels(self) -> Any:
         """Channels per CTA."""
-        return OCTET * self.octets
+        return (OCTET if self.is_channels_last else OCTET // 2) * self.octets
 
     @property
     def num_warps(self) -> Any:
@@ -155,7 +171,8 @@ class BandConfig(EstimatedTileConfig):
     @property
     def num_accumulators(self) -> Any:
         """Accumulator registers per thread."""
-        return 4 * self.images * self.mmas_y * self.mmas_x
+        rows = np.where(self.has_image_rows, self.axes[0].taps, self.images * self.mmas_y)
+        return 4 * rows * self.mmas_x
 
     @property
     def mmas_k(self) -> Any:
@@ -182,13 +199,14 @@ class BandConfig(EstimatedTileConfig):
         """Rows of zeros before and after each image in shared memory; none if a row of zeros is read instead."""
         rows = self.axes[0]
         padding = max(rows.pad, rows.taps - 1 - rows.pad + rows.size - rows.source)
-        return np.where((rows.tiles == 1) & (padding <= MAX_PADDING_SHARE * rows.source), padding, 0)
+        is_padded = (rows.tiles == 1) & (padding <= MAX_PADDING_SHARE * rows.source) & ~self.has_image_rows
+        return np.where(is_padded, padding, 0)
 
     @property
     def reads_zero_row(self) -> Any:
         """Whether rows outside of the window are read from a row of zeros."""
         rows = self.axes[0]
-        return (rows.tiles == 1) & (self.zero_rows == 0) & (rows.pad + rows.taps > 1)
+        return (rows.tiles == 1) & (self.zero_rows == 0) & (rows.pad + rows.taps > 1) & ~self.has_image_rows
 
     @property
     def plane_rows(self) -> Any:
@@ -201,12 +219,18 @@ class BandConfig(EstimatedTileConfig):
         rows = self.axes[0]
         last_image = self.zero_rows + (self.images - 1) * (rows.window + self.zero_rows)
         end = last_image + rows.offset + self.mmas_y * MMA_M + rows.taps - 1
-        return np.where(self.reads_zero_row, 0, np.maximum(end - self.plane_rows, 0)) * self.pitch_bytes
+        is_inside = self.reads_zero_row | self.has_image_rows
+        return np.where(is_inside, 0, np.maximum(end - self.plane_rows, 0)) * self.pitch_bytes
 
     @property
     def plane_bytes(self) -> Any:
         """Bytes of a channel of all images in shared memory."""
-        return self.plane_rows * self.pitch_bytes
+        return self.plane_rows * self.pitch_bytes + self.images * self.image_pad
+
+    @property
+    def image_pad(self) -> Any:
+        """Bytes behind the rows of an image, so that those of eight images are distinct odd multiples of 16."""
+        return np.where(self.has_image_rows & (self.axes[0].window * self.pitch_bytes % 32 == 0), 16, 0)
 
     @property
     def stages_pairs(self) -> bool:
@@ -232,7 +256,8 @@ class BandConfig(EstimatedTileConfig):
         """Bytes of shared memory: filters, a row of zeros and X, later Y if channels are last."""
         operand_bytes = self.channels * (self.filter_bytes + self.plane_bytes) + self.octets * OCTET_PAD_BYTES
         operand_bytes = operand_bytes + self.pitch_bytes + self.overhang_bytes
-        return np.maximum(operand_bytes, self.octets * self.staged_octet * 4 * self.is_channels_last)
+        staged_bytes = self.octets * self.staged_octet * 4 * self.is_channels_last
+        return np.maximum(operand_bytes, np.where(self.has_image_rows, 0, staged_bytes))
 
     @property
     def estimated_cycles(self) -> Any:
@@ -242,9 +267,12 @@ class BandConfig(EstimatedTileConfig):
         resident = np.minimum(MAX_SHARED_BYTES // (self.smem_bytes + 1024), SM_REGISTERS // registers)
         resident = np.maximum(1, np.minimum(resident, 2048 // self.num_threads))
         blocks_per_sm = ceil_div(self.num_blocks, H200.multiprocessors)
-        tiles = rows.taps * self.images * self.mmas_y * self.channels
+        computed_rows = np.minimum(rows.size, MMA_M) / MMA_M  # of a product of images
+        tiles = rows.taps * self.images * self.mmas_y * self.channels * np.where(self.has_image_rows, computed_rows, 1)
         mmas_of_octet = np.minimum(self.mmas_k, (columns.taps + MMA_N + MMA_K - 2) / MMA_K)  # with taps in the band
-        fragments = tiles * self.mmas_k * 4 + rows.taps * self.channels * (2 * self.mmas_k + self.mmas_x)
+        fragments = tiles / np.where(
+            self.has_image_rows, rows.taps, 1
+        ) * self.mmas_k * 4 + rows.taps * self.channels * (2 * self.mmas_k + self.mmas_x)
         copies = self.channels * (self.plane_bytes + 2 * self.filter_bytes) + self.octets * self.staged_octet * 8
         pixels = self.images * (rows.window * columns.window + rows.tile * columns.tile)
         wavefronts = fragments + copies / SHARED_BYTES_PER_CLOCK + pixels * self.is_channels_last  # a line per pixel

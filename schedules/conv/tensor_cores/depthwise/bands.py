@@ -11,6 +11,9 @@ neighbouring taps in aligned words, which are in turn those of the copies. Such 
 matrix. Fragments of the same distance from the diagonal are the same, so that a lane loads few words for each row of
 the filter. Rows of zeros between images take the place of the padding, unless they are many.
 
+With 16 images in a CTA, the rows of a product are images, and not rows of Y. Each row of X is then read once for all
+rows of the filter, and rows of Y take the place of rows of X in shared memory.
+
 With channels last, a thread loads eight channels of two neighbouring pixels and exchanges them; results are exchanged
 likewise, as pairs of rounded results, or in float32 if the epilogue adds other tensors. With channels first, rows are
 copied in vectors that divide the width, of which the window of a tile starts at a multiple, and pairs of results are
@@ -27,6 +30,7 @@ import dataclasses
 import itertools
 import math
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 
 from tvm.script import tirx as T  # noqa: N812  (TVM's own name for it)
 
@@ -71,12 +75,6 @@ CopyAction = Callable[[int, Expr], None]  # from an item's number in its batch, 
 FILTER_BATCH, PIXEL_BATCH, ROW_BATCH = 16, 4, 8  # loads of a thread that are under way at a time
 
 
-def emit_bands(config: BandConfig, arguments: dict[str, Buffer]) -> None:
-    """Emit the kernel of a config; the arguments are those of its convolution."""
-    kernel = BandKernel if config.is_channels_last else ChannelsFirstBandKernel
-    kernel(config, arguments).emit()
-
-
 class BandKernel:
     """Emitter of the kernel."""
 
@@ -90,6 +88,7 @@ class BandKernel:
         self.zeros = self.channels * self.filter_bytes  # offset of the row of zeros in shared memory
         self.plane_bytes, self.zero_rows = int(config.plane_bytes), int(config.zero_rows)
         self.image_rows = self.window + self.zero_rows
+        self.image_bytes = self.image_rows * self.pitch + int(config.image_pad)
         self.ops = EpilogueOps.from_workload(self.conv)
 
     def emit(self) -> None:
@@ -159,6 +158,11 @@ class BandKernel:
         """Return the offset in shared memory of a channel's plane."""
         return self.zeros + self.pitch + channel * self.plane_bytes + channel // OCTET * OCTET_PAD_BYTES
 
+    def line_offset(self, line: Expr) -> Expr:
+        """Return the offset of a line in its plane."""
+        pad = int(self.config.image_pad)
+        return line * self.pitch + (line // self.image_rows * pad if pad else 0)
+
     def locate_line(self, line: Expr) -> tuple[Expr, Expr]:
         """Return the image and the row of X of a line of a plane; rows outside of the window are negative."""
         if not self.zero_rows:
@@ -195,7 +199,7 @@ class BandKernel:
 
         def put(i: int, item: Expr) -> None:
             pair, octet, line = locate(item)
-            first = self.plane_offset(octet * OCTET) + line * self.pitch + pair * 4
+            first = self.plane_offset(octet * OCTET) + self.line_offset(line) + pair * 4
             with if_(True if plane_rows % rows == 0 else line < plane_rows):
                 for channel in range(OCTET):
                     left, right = (words[(i * 2 + e) * 4 + channel // 2] for e in range(2))
@@ -206,44 +210,42 @@ class BandKernel:
         self.copy_items(count, PIXEL_BATCH, load, put)
 
     def has_taps(self, diagonal: int) -> bool:
-        """Return whether a part of the band, of 8 × 8 elements at a distance from the diagonal, has taps."""
+        """Return whether a part of the band, of 16 × 8 elements at a distance from the diagonal, has taps."""
         nearest = MMA_N * diagonal - int(self.columns.offset)
-        return nearest - MMA_N < self.columns.taps and nearest + MMA_N > 0
+        return any(at - MMA_N < self.columns.taps and at + MMA_N > 0 for at in (nearest, nearest + MMA_N))
+
+    def find_places(self) -> dict[int, int]:
+        """Return the places of the band's fragments in registers, by their distance from the diagonal."""
+        diagonals = [2 * j - i for j in range(self.mmas_k) for i in range(self.mmas_x) if self.has_taps(2 * j - i)]
+        return {d: i for i, d in enumerate(sorted({d + half for d in diagonals for half in range(2)}))}
+
+    def locate_bands(self, places: dict[int, int]) -> Expr:
+        """Return the address of this lane's word of the nearest fragment of the first row of the filter."""
+        lane, warp = self.position.lane, self.position.warp
+        copy = (lane // 4 + 1) % COPIES
+        tap = lane % 4 * 2 - lane // 4 + MMA_N * self.mmas_x - 1 - copy + min(places) * MMA_N
+        address = self.smem + to_uint32(warp * self.filter_bytes + tap * 4 + copy * 4)
+        return Register("band_address", "uint32", address).value
+
+    def load_bands(self, taps: Buffer, first: int, places: dict[int, int], bands: Expr, tap_row: Expr) -> None:
+        """Load the fragments of a row of the filter, from a register of `taps` on."""
+        for diagonal, place in places.items():
+            distance = (diagonal - min(places)) * (MMA_N * COPIES * 2)
+            offset = tap_row * (COPIES * 2 * self.row_taps) + distance
+            emit_ptx("ld.shared.b32", taps[first + place], bands + to_uint32(offset))
 
     def multiply(self) -> None:
         """Multiply the rows of X of each row of the filter by its band matrix; a warp computes a channel."""
         lane, warp, atom = self.position.lane, self.position.warp, MmaSyncAtom(self.config.w.dtype, self.config.w.dtype)
-        diagonals = [d for d in range(1 - self.mmas_x, 2 * self.mmas_k) if self.has_taps(d)]
-        places = {
-            d: i
-            for i, d in enumerate(
-                sorted(
-                    {
-                        n
-                        for d in range(1 - self.mmas_x, 2 * self.mmas_k - 1)
-                        if d in diagonals or d + 1 in diagonals
-                        for n in (d, d + 1)
-                    }
-                )
-            )
-        }
-        copy = (lane // 4 + 1) % COPIES
-        tap = lane % 4 * 2 - lane // 4 + MMA_N * self.mmas_x - 1 - copy
-        nearest = min(places)  # whose words lie at the lowest addresses
-        tap = tap + nearest * MMA_N
-        address = self.smem + to_uint32(warp * self.filter_bytes + tap * 4 + copy * 4)
-        band = Register("band_address", "uint32", address).value
+        places = self.find_places()
+        bands = self.locate_bands(places)
         address = self.smem + to_uint32(self.plane_offset(warp) + lane // 16 * 16)
         plane = Register("plane_address", "uint32", address).value
         zeros = self.smem + to_uint32(self.zeros)
-        taps, pixels = (
-            allocate("band", len(places), "uint32"),
-            allocate("rows", self.images * self.mmas_k * 4, "uint32"),
-        )
+        taps = allocate("band", len(places), "uint32")
+        pixels = allocate("rows", self.images * self.mmas_k * 4, "uint32")
         with serial_loop(self.rows.taps, "tap_row") as tap_row:
-            for diagonal, place in places.items():
-                offset = tap_row * (COPIES * 2 * self.row_taps) + (diagonal - nearest) * (MMA_N * COPIES * 2)
-                emit_ptx("ld.shared.b32", taps[place], band + to_uint32(offset))
+            self.load_bands(taps, 0, places, bands, tap_row)
             for mma_y in range(self.mmas_y):
                 first = mma_y * MMA_M + tap_row + int(self.rows.offset)
                 with if_(logical_and(first + MMA_M > 0, first < self.window)):
@@ -262,9 +264,8 @@ class BandKernel:
                         for image in range(self.images):
                             registers = [pixels[(image * self.mmas_k + j) * 4 + e] for e in range(4)]
                             for i in range(self.mmas_x):
-                                diagonal = 2 * j - i
-                                if diagonal in diagonals or diagonal + 1 in diagonals:
-                                    fragment = [taps[places[diagonal + half]] for half in range(2)]
+                                if self.has_taps(2 * j - i):
+                                    fragment = [taps[places[2 * j - i + half]] for half in range(2)]
                                     atom.emit(self.accumulators(image, mma_y, i), registers, fragment)
 
     def accumulators(self, image: int, mma_y: int, mma_x: int) -> list[Expr]:
@@ -324,15 +325,15 @@ class BandKernel:
                 emit_ptx("st.shared.v2.b32", self.staged_address(warp, warp // OCTET, line, column), *words)
         emit_call(T.cuda.cta_sync())
         if self.config.stages_pairs:
-            self.store_pairs()
+            self.store_pairs(self.images * self.tile_rows)
         else:
             self.store_pixels()
 
-    def store_pairs(self) -> None:
-        """Store the rounded results of two neighbouring pixels per thread."""
+    def store_pairs(self, lines: int) -> None:
+        """Store the rounded results of two neighbouring pixels per thread; the tile has a multiple of 8 lines."""
         height, width = self.conv.output_size
         words, packed = (allocate(name, OCTET, "uint32") for name in ("words", "octet"))
-        lines, pairs = self.images * self.tile_rows, self.tile_columns // 2
+        pairs = self.tile_columns // 2
         rows = max(1, ROW_GROUP // self.octets)
 
         def put(_: int, item: Expr) -> None:
@@ -385,34 +386,51 @@ class ChannelsFirstBandKernel(BandKernel):
     """Emitter of the kernel for arrays with channels first."""
 
     def copy_pixels(self) -> None:
-        """Store the window of X in vectors along the rows, with zeros around it."""
-        conv, width, row_vectors = self.conv, self.config.input_vector, MMA_K * self.mmas_k // self.config.input_vector
-        words_per_vector = ceil_div(width, 2)
-        words = allocate("pixels", ROW_BATCH * words_per_vector, "uint32")
-        one = allocate("vector", words_per_vector, "uint32")
-        (height, columns), first_column = conv.input_size, self.columns.first(self.tile_x)
-        lines = int(self.config.plane_rows)
-
-        warp, lane = self.position.warp, self.position.lane  # a warp copies the plane that it multiplies
+        """Store the window of X in vectors along the rows, with zeros around it; each warp copies its own plane."""
+        conv, width = self.conv, self.config.input_vector
+        row_vectors, num_words = MMA_K * self.mmas_k // width, ceil_div(width, 2)
+        batch = min(ROW_BATCH, self.images)
+        words, one = (
+            allocate(name, size, "uint32") for name, size in (("pixels", batch * num_words), ("vector", num_words))
+        )
+        (height, columns), warp = conv.input_size, self.position.warp
         plane = Register("plane_offset", value=self.plane_offset(warp)).value
+        channels = (self.image * conv.C + self.channel + warp) * height * columns
 
-        def load(i: int, item: Expr) -> None:
-            (image, row), column = self.locate_line(item // row_vectors), first_column + item % row_vectors * width
-            for word in range(words_per_vector):
-                store(words, i * words_per_vector + word, T.uint32(0))
-            with if_(logical_and(image < conv.N, row >= 0, row < height, column >= 0, column < columns)):
-                offset = ((image * conv.C + self.channel + warp) * height + row) * columns + column
-                load_global(one, self.arguments["X"], offset, width)
-                for word in range(words_per_vector):
-                    store(words, i * words_per_vector + word, one[word])
+        def put(address: Expr, first: int) -> None:
+            for word in range(num_words):
+                store(one, word, words[first * num_words + word] if first >= 0 else T.uint32(0))
+            store_shared(self.smem + to_uint32(address), one, 2 * width)
 
-        def put(i: int, item: Expr) -> None:
-            offset = plane + item // row_vectors * self.pitch + item % row_vectors * (2 * width)
-            for word in range(words_per_vector):
-                store(one, word, words[i * words_per_vector + word])
-            store_shared(self.smem + to_uint32(offset), one, 2 * width)
+        with self.open_positions(self.zero_rows * row_vectors) as position:  # before the first image
+            put(plane + position // row_vectors * self.pitch + position % row_vectors * (2 * width), -1)
+        with self.open_positions(self.image_rows * row_vectors) as position:
+            line, vector = position // row_vectors, position % row_vectors
+            row, column = self.rows.first(self.tile_y) + line, self.columns.first(self.tile_x) + vector * width
+            tests = (row >= 0, row < height, column >= 0, column < columns)
+            is_inside = Register("is_inside", value=logical_and(line < self.window, *tests).astype("int32")).value
+            source = Register("source", value=channels + row * columns + column).value
+            target = Register("target", value=plane + (self.zero_rows + line) * self.pitch + vector * (2 * width)).value
+            for first in range(0, self.images, batch):
+                for i in range(batch):
+                    for word in range(num_words):
+                        store(words, i * num_words + word, T.uint32(0))
+                    has_image = True if conv.N % self.images == 0 else self.image + (first + i) < conv.N
+                    with if_(logical_and(is_inside != 0, has_image)):
+                        offset = source + (first + i) * (conv.C * height * columns)
+                        load_global(one, self.arguments["X"], offset, width)
+                        for word in range(num_words):
+                            store(words, i * num_words + word, one[word])
+                for i in range(batch):
+                    put(target + (first + i) * self.image_bytes, i)
 
-        BatchedCopies(lane, WARP_SIZE, lines * row_vectors, ROW_BATCH, load, put).emit()
+    @contextmanager
+    def open_positions(self, count: int) -> Iterator[Expr]:
+        """Open a loop of a warp over positions, which its lanes share."""
+        with serial_loop(ceil_div(count, WARP_SIZE), "chunk") as chunk:
+            position = Register("position", value=chunk * WARP_SIZE + self.position.lane).value
+            with if_(True if count % WARP_SIZE == 0 else position < count):
+                yield position
 
     def store_results(self) -> None:
         """Apply the epilogue to the sums of each lane, and store pairs of neighbouring results."""

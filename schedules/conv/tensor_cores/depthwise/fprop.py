@@ -1,4 +1,8 @@
-"""Depthwise convolutions with large filters, as products with band matrices (`bands`)."""
+"""Depthwise convolutions with large filters, as products with band matrices (`bands`).
+
+A row of Y is a row of X times a band matrix, which has the taps of a filter row at their distance from the diagonal.
+Channels are first or last in X and in Y.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +16,7 @@ from tvmconv.workloads.layout import CHANNELS_FIRST, CHANNELS_LAST
 
 from ....tir_builder import build_schedule
 from .band_config import BandConfig, has_bands, has_large_filter
-from .bands import emit_bands
+from .image_bands import emit_bands
 
 
 def has_one_layout(w: Conv) -> bool:
