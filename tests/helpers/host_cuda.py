@@ -74,7 +74,9 @@ extern "C" void launch_{name}(const int* sizes, void** values) {{ expand_{name}(
     path = folder / "kernels.cpp"
     path.write_text("#include <tuple>\n" + text)
     library = path.with_suffix(".so")
-    subprocess.run(["g++", "-std=c++20", "-O1", "-w", "-shared", "-fPIC", "-pthread", path, "-o", library], check=True)
+    # Static variables of templates are shared memory, whose size differs among libraries.
+    options = ["-std=c++20", "-O1", "-w", "-shared", "-fPIC", "-pthread", "-fno-gnu-unique"]
+    subprocess.run(["g++", *options, path, "-o", library], check=True)
     loaded = ctypes.CDLL(str(library))
 
     def make_launch(name):

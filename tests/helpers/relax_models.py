@@ -76,6 +76,73 @@ class UNet(nn.Module):
         return self.last(x)
 
 
+class UNet3d(nn.Module):
+    """A 3-D U-Net of two levels with a strided convolution, an instance normalization and a transposed convolution."""
+
+    def __init__(self, channels=4):
+        super().__init__()
+        self.first = self._make_level(1, channels)
+        self.down = nn.Conv3d(channels, 2 * channels, 3, 2, 1)
+        self.second = self._make_level(2 * channels, 2 * channels)
+        self.up = nn.ConvTranspose3d(2 * channels, channels, 2, 2)
+        self.merge = self._make_level(2 * channels, channels)
+        self.last = nn.Conv3d(channels, 3, 1)
+
+    @staticmethod
+    def _make_level(channels, filters):
+        convs = [nn.Conv3d(channels, filters, 3, padding=1, bias=False), nn.Conv3d(filters, filters, 3, padding=1)]
+        norms = [nn.BatchNorm3d(filters), nn.InstanceNorm3d(filters, affine=True)]
+        return nn.Sequential(convs[0], norms[0], nn.ReLU(), convs[1], norms[1], nn.LeakyReLU(0.01))
+
+    def forward(self, x):
+        skip = self.first(x)
+        x = self.up(self.second(self.down(skip)))
+        return self.last(self.merge(torch.cat([skip, x], 1)))
+
+
+class WaveNet(nn.Module):
+    """A WaveNet of four causal layers with dilations, gates, residuals and skip connections."""
+
+    def __init__(self, channels=8, num_layers=4):
+        super().__init__()
+        self.first = nn.Conv1d(1, channels, 1)
+        dilated = [nn.Conv1d(channels, 2 * channels, 2, dilation=2**layer) for layer in range(num_layers)]
+        self.dilated = nn.ModuleList(dilated)
+        self.residual = nn.ModuleList(nn.Conv1d(channels, channels, 1) for _ in range(num_layers))
+        self.skip = nn.ModuleList(nn.Conv1d(channels, 16, 1) for _ in range(num_layers))
+        self.head = nn.Sequential(nn.ReLU(), nn.Conv1d(16, 16, 1), nn.ReLU(), nn.Conv1d(16, 5, 1))
+
+    def forward(self, x):
+        x, total = self.first(x), 0
+        for dilated, residual, skip in zip(self.dilated, self.residual, self.skip, strict=True):
+            filters, gates = dilated(nn.functional.pad(x, (dilated.dilation[0], 0))).chunk(2, 1)
+            y = torch.tanh(filters) * torch.sigmoid(gates)
+            total, x = total + skip(y), x + residual(y)
+        return self.head(total)
+
+
+class DenseBlock(nn.Module):
+    """A dense block and a transition of a DenseNet: normalizations come before convolutions, and inputs grow."""
+
+    def __init__(self, channels=8, growth=4, num_layers=3):
+        super().__init__()
+        widths = [channels + growth * layer for layer in range(num_layers + 1)]
+        self.layers = nn.ModuleList(self._make_layer(width, growth) for width in widths[:-1])
+        last = [nn.BatchNorm2d(widths[-1]), nn.ReLU(), nn.Conv2d(widths[-1], channels, 1, bias=False), nn.AvgPool2d(2)]
+        self.transition = nn.Sequential(*last)
+
+    @staticmethod
+    def _make_layer(channels, growth):
+        narrow = [nn.BatchNorm2d(channels), nn.ReLU(), nn.Conv2d(channels, 2 * growth, 1, bias=False)]
+        wide = [nn.BatchNorm2d(2 * growth), nn.ReLU(), nn.Conv2d(2 * growth, growth, 3, padding=1, bias=False)]
+        return nn.Sequential(*narrow, *wide)
+
+    def forward(self, x):
+        for layer in self.layers:
+            x = torch.cat([x, layer(x)], 1)
+        return self.transition(x)
+
+
 class BasicBlock(nn.Module):
     """The block of ResNet-18."""
 

@@ -8,7 +8,17 @@ from ctypes.util import find_library
 
 import pytest
 import torch
-from relax_models import UNet, differ, exported, make_mobilenet_v2, make_resnet18, randomized
+from relax_models import (
+    DenseBlock,
+    UNet,
+    UNet3d,
+    WaveNet,
+    differ,
+    exported,
+    make_mobilenet_v2,
+    make_resnet18,
+    randomized,
+)
 from torch import nn
 from tvm import relax
 from tvm.ir import Call
@@ -18,20 +28,21 @@ from tvmconv.compiler.cuda_environment import make_cuda_environment
 
 onnx = pytest.importorskip("onnx")
 from tvm.relax.frontend.onnx import from_onnx  # noqa: E402
+from tvm.relax.frontend.torch import from_exported_program  # noqa: E402
 
 NETWORKS = {"resnet18": make_resnet18, "mobilenet_v2": make_mobilenet_v2, "unet": lambda: randomized(UNet(8))}
 NUM_CONVOLUTIONS = {"resnet18": 20, "mobilenet_v2": 52, "unet": 13}
 NUM_LINEAR = {"resnet18": 1, "mobilenet_v2": 1, "unet": 0}
 
 
-def imported(source, model, x):
-    """A model as a module of Relax, by one of TVM's importers."""
+def imported(source, model, x, importers=(from_exported_program, from_onnx)):
+    """A model as a module of Relax, by one of the importers, which are TVM's unless others are given."""
     if source == "torch":
-        return exported(model, x)
+        return importers[0](torch.export.export(model, (x,)))
     file = io.BytesIO()
     with pytest.warns(DeprecationWarning, match="legacy"):  # the exporter that needs no further package
         torch.onnx.export(model, (x,), file, dynamo=False, opset_version=17)
-    return from_onnx(onnx.load_from_string(file.getvalue()))
+    return importers[1](onnx.load_from_string(file.getvalue()))
 
 
 @pytest.mark.sample(1)
@@ -44,6 +55,25 @@ def test_networks_equal_pytorch(network, source):
     others = {"relax.add", "relax.maximum", "relax.minimum", "relax.clip", "relax.nn.relu", "relax.nn.conv2d"}
     assert len(list_calls(optimized.mod, others)) == NUM_LINEAR[network]  # the bias of the linear layer
     assert differ(optimized.compile(), model, x) < 1e-5
+
+
+FAMILIES = {
+    "unet3d": (UNet3d, (1, 8, 8, 10), 9),
+    "wavenet": (WaveNet, (1, 37), 14),
+    "densenet": (DenseBlock, (8, 9, 11), 7),
+}
+
+
+@pytest.mark.parametrize("source", ["torch", "onnx"])
+@pytest.mark.parametrize("family", FAMILIES)
+def test_families_of_networks_equal_pytorch(family, source):
+    make, shape, num_convolutions = FAMILIES[family]
+    model, x = randomized(make()), torch.randn(2, *shape)
+    mod = imported(source, model, x, (tvmconv.relax.from_exported_program, tvmconv.relax.from_onnx))
+    for layout in ("nchw", "nhwc"):
+        optimized = tvmconv.relax.optimize_with_report(mod, "llvm", layout=layout)
+        assert optimized.report.num_replaced == len(optimized.report.lines) == num_convolutions
+        assert differ(optimized.compile(), model, x) < 1e-4
 
 
 def list_calls(mod, names):

@@ -35,6 +35,14 @@ def test_what_waits_for_the_step_before_it_may_begin_early():
     assert [step.uses_pdl for step in program.kernels] == [False, True, True, True]
 
 
+def test_products_of_tile_sizes_may_have_different_rules():
+    """Lines of 784 tiles may be padded to a multiple of 64, and those of 3,136 need no padding."""
+    workload = tc.parse("conv2d:16x128x28x28,128x128x3x3,s1,p1,tf32,nhwc")
+    lengths = {len(knobs.isa_constraints(product)) for product in knobs.make_family(workload).products.values()}
+    assert len(lengths) == 2
+    assert tc.build(workload, NAME, arch="sm_90").config["output_tile"] in (2, 4)
+
+
 @pytest.mark.slow
 @needs_nvrtc
 def test_steps_that_begin_early_cost_no_launch():

@@ -7,13 +7,17 @@ were completed before the limit count; what has no record is compiled by TVM's d
 
 from __future__ import annotations
 
+import fcntl
+import functools
+import itertools
 import os
 import statistics
 import sys
 import time
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -35,11 +39,12 @@ from tvmconv.errors import Error
 if TYPE_CHECKING:
     from tvm.ir import IRModule
 
-TRIALS_PER_ROUND = 8  # fewer than MetaSchedule's default of 64, so that a short search has a round for more tasks
+TRIALS_PER_ROUND = 4  # fewer than MetaSchedule's default of 64, so that a short search has a round for more tasks
 STRATEGIES = ("evolutionary", "replay-trace")  # MetaSchedule's default, and random schedules of the same space
 MIN_REPEAT_MILLISECONDS = 20  # of a timing; 100 by default, with which timing takes most of a short search
 MAX_TRIALS = 100_000  # the time limit ends the search
-_TASKS_FILE = "tasks.json"
+CORES_PER_SEARCH = 4  # searches that share the tasks: one would leave most cores idle between its rounds
+_TASKS_FILE, _LOCK_FILE = "tasks.json", "lock"
 
 
 @dataclass(frozen=True)
@@ -60,13 +65,13 @@ class ModuleSearchResult(MetaScheduleResult):
 def tune_module(
     mod: IRModule, device: Device, folder: Path, *, log: Path, seconds: float, strategy: str = STRATEGIES[0]
 ) -> ModuleSearchResult:
-    """Search for schedules of a module's functions, and write the database to a folder.
+    """Search for schedules of a module's functions, and write databases to a folder. Several searches share the tasks.
 
     Args:
         mod: Module of Relax with its weights as constants.
         device: GPU to measure on.
-        folder: Folder for the database, which `compile_module` reads.
-        log: File for what MetaSchedule prints.
+        folder: Folder for the databases, which `compile_module` reads.
+        log: File for what MetaSchedule prints; each search adds its rank to the name.
         seconds: Time limit of the search with the start of its process.
         strategy: One of `STRATEGIES`. The evolution takes minutes of processor time for the candidates of a task,
             because it applies thousands of traces of scheduling primitives to find them. In the first round of a task
@@ -81,19 +86,45 @@ def tune_module(
     check_device(device)
     tasks = extract_tasks(mod, device)
     folder.joinpath(_TASKS_FILE).write_text(str(tvm.ir.save_json(tasks)), encoding="utf-8")
-    code = f"import sys; sys.path[:] = {sys.path!r}; from {__name__} import main; main(sys.argv[1:])"
-    command = [sys.executable, "-c", code, device.text, str(folder), strategy]
-    status = run_bounded(command, log, make_cuda_environment() | {"TMPDIR": str(folder)}, seconds)
-    if status:
-        raise Error(f"MetaSchedule ended with status {status}; see {log}")
-    stopped_at = time.monotonic()
-    _drop_incomplete_lines(folder)
-    result = read_search(folder, stopped_at)
-    if not result.succeeded:
+    number = max(len(os.sched_getaffinity(0)) // CORES_PER_SEARCH, 1)
+    with ThreadPoolExecutor(number) as pool:
+        searches = [pool.submit(_run_search, device, folder, log, seconds, strategy, r, number) for r in range(number)]
+        import_tensor_intrinsics()  # `compile_module` needs them in this process
+        results = [search.result() for search in searches]
+    times = [result.best for result in results if result.best is not None]
+    if not times:
         raise Error(f"MetaSchedule measured no schedule within {seconds:g} s; see {log}")
     return ModuleSearchResult(
-        **asdict(result), strategy=strategy, tasks=len(tasks), trials_by_task=count_trials(folder)
+        trials=sum(result.trials for result in results),
+        succeeded=sum(result.succeeded for result in results),
+        seconds=max(result.seconds for result in results),
+        best=min(times),
+        strategy=strategy,
+        tasks=len(tasks),
+        trials_by_task=tuple(itertools.chain(*map(count_trials, list_databases(folder)))),
     )
+
+
+def _run_search(
+    device: Device, folder: Path, log: Path, seconds: float, strategy: str, rank: int, number: int
+) -> MetaScheduleResult:
+    """Run one of the searches that share the tasks, and return its result."""
+    own = folder / f"search-{rank}"
+    own.mkdir()
+    code = f"import sys; sys.path[:] = {sys.path!r}; from {__name__} import main; main(sys.argv[1:])"
+    command = [sys.executable, "-c", code, device.text, str(folder), strategy, str(rank), str(number)]
+    own_log = log.with_name(f"{log.stem}-{rank}{log.suffix}")
+    status = run_bounded(command, own_log, make_cuda_environment() | {"TMPDIR": str(own)}, seconds)
+    if status:
+        raise Error(f"MetaSchedule ended with status {status}; see {own_log}")
+    stopped_at = time.monotonic()
+    _drop_incomplete_lines(own)
+    return read_search(own, stopped_at)
+
+
+def list_databases(folder: Path) -> list[Path]:
+    """Return the folders of the databases that the searches on a module have written."""
+    return sorted(path.parent for path in folder.glob("search-*/database_workload.json"))
 
 
 def count_trials(folder: Path) -> tuple[tuple[int, int], ...]:
@@ -108,7 +139,8 @@ def count_trials(folder: Path) -> tuple[tuple[int, int], ...]:
 def _drop_incomplete_lines(folder: Path) -> None:
     """Remove what the end of a search left of the last lines of its database, which MetaSchedule cannot read."""
     for path in folder.glob("database_*.json"):
-        path.write_bytes(path.read_bytes().rpartition(b"\n")[0] + b"\n")
+        lines = path.read_bytes()
+        path.write_bytes(lines[: lines.rfind(b"\n") + 1])
 
 
 def extract_tasks(mod: IRModule, device: Device) -> list[list[Any]]:
@@ -123,21 +155,26 @@ def extract_tasks(mod: IRModule, device: Device) -> list[list[Any]]:
 
 
 def compile_module(mod: IRModule, device: Device, folder: Path) -> Any:
-    """Compile a module with the schedules in the database of `tune_module`, and others by TVM's default pipeline."""
+    """Compile a module with the schedules in the databases of `tune_module`, and others by TVM's default pipeline."""
     import tvm
     from tvm import relax
+    from tvm.s_tir.meta_schedule.database import JSONDatabase, UnionDatabase
 
     target = device.make_target()
-    with target:
+    databases = [JSONDatabase(work_dir=str(path)) for path in list_databases(folder)]
+    with target, UnionDatabase(*databases):
         fused = relax.get_pipeline("zero")(mod)
-        scheduled = relax.transform.MetaScheduleApplyDatabase(str(folder))(fused)
+        scheduled = relax.transform.MetaScheduleApplyDatabase()(fused)
     return tvm.compile(scheduled, target)
 
 
 def main(argv: Sequence[str]) -> None:
-    """Run a search in this process; the arguments are the device, the folder with the tasks, and the strategy."""
-    device_name, name, strategy = argv
+    """Run a search in this process. The arguments are the device, the folder with the tasks, the strategy, the rank of
+    the search and the number of searches.
+    """
+    device_name, name, strategy, rank, number = argv
     folder, target = Path(name), devices.find_device(device_name).make_target()
+    own = folder / f"search-{rank}"
 
     import tvm
     from tvm.s_tir.meta_schedule.relax_integration import ExtractedTask, extracted_tasks_to_tune_contexts
@@ -148,21 +185,35 @@ def main(argv: Sequence[str]) -> None:
 
     start_fork_server()
     import_tensor_intrinsics()  # the search needs them, too
-    num_processors = len(os.sched_getaffinity(0))
+    num_processors = max(len(os.sched_getaffinity(0)) // int(number), 1)
     saved = tvm.ir.load_json(folder.joinpath(_TASKS_FILE).read_text(encoding="utf-8"))
-    tasks = [ExtractedTask(str(name), mod, target, [mod], int(weight)) for name, mod, weight in saved]
+    shared = list(saved)[int(rank) :: int(number)]
+    tasks = [ExtractedTask(str(name), mod, target, [mod], int(weight)) for name, mod, weight in shared]
     contexts, weights = extracted_tasks_to_tune_contexts(
-        tasks, name, seed=0, strategy=strategy, num_threads=num_processors
+        tasks, str(own), seed=0, strategy=strategy, num_threads=num_processors
     )
-    with folder.joinpath(CLOCK_FILE).open("w", buffering=1) as clock:
+    runner = LocalRunner(
+        evaluator_config=EvaluatorConfig(min_repeat_ms=MIN_REPEAT_MILLISECONDS),
+        f_run_evaluator=functools.partial(time_alone, str(folder / _LOCK_FILE)),
+    )
+    with own.joinpath(CLOCK_FILE).open("w", buffering=1) as clock:
         print(time.monotonic(), file=clock)
         tune_tasks(
             tasks=contexts,
             task_weights=weights,
-            work_dir=name,
+            work_dir=str(own),
             max_trials_global=MAX_TRIALS,
             num_trials_per_iter=TRIALS_PER_ROUND,
             builder=PersistentBuilder(num_processors),
-            runner=LocalRunner(evaluator_config=EvaluatorConfig(min_repeat_ms=MIN_REPEAT_MILLISECONDS)),
+            runner=runner,
         )
         print(time.monotonic(), file=clock)
+
+
+def time_alone(lock: str, *args: Any) -> list[float]:
+    """Return what MetaSchedule's function for timing returns, while no other search times."""
+    from tvm.s_tir.meta_schedule.runner.local_runner import default_run_evaluator
+
+    with open(lock, "w") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)  # the end of the block releases it
+        return list(default_run_evaluator(*args))

@@ -32,7 +32,7 @@ CHANNELS_LAST = {"relax.nn.conv2d": ["NHWC", "OHWI"]}
 DTYPES = ("f32", "tf32", "f16", "bf16")
 FAILURES = (AssertionError, Error, RuntimeError, TypeError, ValueError)  # dlight's rules raise AssertionError
 METHODS_OF_PYTORCH = frozenset(["pytorch", "pytorch-compiled", "pytorch-autotuned", "tvmconv-torch"])
-METHODS_OF_TVM = frozenset(["tvm", "tvm-nhwc", "metaschedule"])  # which schedule convolutions by TVM's rules
+METHODS_OF_TVM = frozenset(["tvm", "tvm-nhwc"])  # which schedule convolutions by TVM's rules
 
 
 @dataclass(frozen=True)

@@ -36,7 +36,7 @@ from tvm.target import Target
 from tvmconv.compiler.cuda_environment import make_cuda_environment
 from tvmconv.compiler.tensor_intrinsics import import_tensor_intrinsics
 from tvmconv.deadline import Deadline
-from tvmconv.errors import describe_error
+from tvmconv.errors import DeviceError, describe_error
 from tvmconv.measure.workers.process import set_parent_death_signal
 from tvmconv.relax.sites import RelaxConvolution
 from tvmconv.workloads import dtypes
@@ -333,7 +333,8 @@ def _time_executable(executable: Any, variable: Any, function: relax.Function, d
     arguments = [_make_argument(param.ty, device) for param in function.params]
     name = str(variable.name_hint)
     if device.dlpack_device_type() == tvm.cuda().dlpack_device_type():
-        return _time_graph(machine[name], arguments, device.index)
+        with contextlib.suppress(RuntimeError, DeviceError):  # TVM's code does what a capture does not allow
+            return _time_graph(machine[name], arguments, device.index)
     return float(machine.time_evaluator(name, device)(*arguments).median)
 
 

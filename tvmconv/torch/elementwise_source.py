@@ -14,6 +14,8 @@ The result of `scale_add` may be stored in two data types, as that of a layer no
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 from tvmconv.torch import batch_norm_source, group_norm_source
 from tvmconv.torch.typed_source import ADD_PARTS
 from tvmconv.torch.typed_source import make_source as make_typed_source
@@ -265,6 +267,6 @@ def make_gate_source(vector: int, types: dict[str, str], *, is_backward: bool) -
     return _make_source(ADD_PARTS + GATE_BACKWARD if is_backward else GATE, vector, types, {})
 
 
-def _make_source(kernels: str, vector: int, types: dict[str, str], macros: dict[str, object]) -> str:
+def _make_source(kernels: str, vector: int, types: Mapping[str, str], macros: Mapping[str, object]) -> str:
     text = kernels.replace("  START\n", START)
     return make_typed_source(text, vector, types, {"ROWS_IN_FLIGHT": ROWS_IN_FLIGHT, **macros})

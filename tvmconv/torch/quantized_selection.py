@@ -33,7 +33,7 @@ from tvmconv.workloads import parse
 from tvmconv.workloads.layout import CHANNELS_LAST
 
 TOLERANCE_FACTOR = 4.0  # of the workload's tolerance: PyTorch's sums err too
-CHECK_SECONDS = 0.03  # approximate time of the check of a kernel, or of a timing
+CHECK_SECONDS = 0.05  # approximate time of the check of a kernel, or of a timing
 PASS_SECONDS, PASS_BANDWIDTH_RATIO = 2e-6, 0.7  # launch of a kernel that converts a tensor, and its share of the peak
 NOT_FASTER_REASON = "8 bits are no faster"
 
@@ -70,6 +70,7 @@ class QuantizedSelector:
         self._deadline, self._former_seconds = deadline, former_seconds or {}
         self._selections: dict[tuple[str, str], QuantizedSelection] = {}
         self._problems: dict[tuple[str, str], str] = {}  # of checked kernels, by the key of the selection
+        self._num_expected = 0  # selections that the choice of layers needs
 
     def select_all(self, quantizer: GraphQuantizer) -> list[tuple[QuantizedSite, QuantizedSelection]]:
         """Quantize a model with the selected convolutions, and return these.
@@ -100,7 +101,9 @@ class QuantizedSelector:
     def _leave_out_slower(self, quantizer: GraphQuantizer) -> None:
         """Have a quantizer leave out the convolutions without which the model is faster, by times of all steps."""
         sites = {id(site.site.module): site for site in quantizer.apply()}
-        self._find_kernels([*(site.workload_text for site in sites.values()), *quantizer.float_output_texts.values()])
+        texts = [*(site.workload_text for site in sites.values()), *quantizer.float_output_texts.values()]
+        self._find_kernels(texts)
+        self._num_expected = len({*texts})
         float_sites = dict[int, QuantizedSite]()
 
         def get_variant(node: fx.Node, is_stored: bool) -> QuantizedSite:
@@ -187,13 +190,13 @@ class QuantizedSelector:
             return QuantizedSelection(seconds, kernels[number])
         if self._has_time_to_compare():
             return self._find_fastest(site, _make_former_arguments(site.site))
-        estimate = self._estimate_seconds(site)
-        return (
-            QuantizedSelection(reason=NO_TIME_REASON) if estimate is None else QuantizedSelection(estimate, kernels[0])
-        )
+        return QuantizedSelection(self._estimate_seconds(site), kernels[0])
 
-    def _estimate_seconds(self, site: QuantizedSite) -> float | None:
-        """Return the seconds of a convolution by those of one with another epilogue; None if none was searched."""
+    def _estimate_seconds(self, site: QuantizedSite) -> float:
+        """Return the seconds of a convolution by those of one with another epilogue, or else in the model's precision.
+
+        The whole model is timed in the end, and nothing is quantized if it is no faster.
+        """
         key, provider = strip_epilogue(site.workload_text), self._provider
         times = [
             (estimate_traffic_seconds(text, provider.device), each.seconds)
@@ -201,9 +204,10 @@ class QuantizedSelector:
             for each in kernels
             if each.seconds is not None and parse(text).dtype == parse(key).dtype and strip_epilogue(text) == key
         ]
-        if not times:
-            return None
         own_traffic = estimate_traffic_seconds(site.workload_text, provider.device)
+        if not times:
+            ratio = own_traffic / estimate_traffic_seconds(site.site.workload_text, provider.device)
+            return self._time_former(site.site) * (1 + ratio) / 2
         return min(seconds + max(own_traffic - traffic, 0.0) for traffic, seconds in times)
 
     def _check(self, site: QuantizedSite, selection: QuantizedSelection) -> QuantizedSelection:
@@ -233,6 +237,11 @@ class QuantizedSelector:
             former_seconds += self._time_rounding(output, module.dtype)
         return selection.seconds >= former_seconds
 
+    def _has_time_for_alternatives(self) -> bool:
+        """Return whether there is time for further kernels of a convolution, besides one kernel of each other."""
+        num_remaining = max(self._num_expected - len(self._selections), 1)
+        return self._deadline is None or self._deadline.remaining_seconds > 2 * CHECK_SECONDS * num_remaining
+
     def _time_former(self, former: ConvSite) -> float:
         """Return the seconds of a convolution in the model's precision."""
         if (seconds := self._former_seconds.get(id(former.module))) is not None:
@@ -250,7 +259,7 @@ class QuantizedSelector:
         arguments = _make_arguments(site, former_arguments)
         expected = _compute_reference(site, arguments)
         for number, kernel in enumerate(self._provider.available[site.workload_text]):
-            if number and selection.kernel and self._deadline and self._deadline.has_passed:
+            if number and selection.kernel and not self._has_time_for_alternatives():
                 break
             was_installed = operator.is_kernel_installed(kernel.name, kernel.torch_device)
             if problem := self._try_kernel(site, kernel, arguments, expected):

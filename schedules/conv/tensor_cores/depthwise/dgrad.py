@@ -1,4 +1,8 @@
-"""Gradients of inputs of depthwise convolutions with large filters, as products with band matrices (`bands`)."""
+"""Gradients of inputs of depthwise convolutions with large filters, as products with band matrices (`bands`).
+
+The gradient is the convolution of dY with the flipped filter. A row of dX is a row of dY times a band matrix, which has
+the taps of a filter row at their distance from the diagonal.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,8 @@
-"""Depthwise convolutions with large filters, as products with band matrices (`bands`)."""
+"""Depthwise convolutions with large filters, as products with band matrices (`bands`).
+
+A row of Y is a row of X times a band matrix, which has the taps of a filter row at their distance from the diagonal.
+Channels are first or last in X and in Y.
+"""
 
 from __future__ import annotations
 

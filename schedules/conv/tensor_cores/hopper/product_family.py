@@ -21,7 +21,7 @@ from .knobs import compute_usage
 from .latency import estimate_latency_us
 from .tile_config import HopperTileConfig
 
-ListRules = Callable[[int], list[Rule]]  # the rules of a value of the knob; their descriptions are those of all values
+ListRules = Callable[[int], list[Rule]]  # the rules of a value of the knob, of which some are those of all values
 
 
 @dataclass(frozen=True)
@@ -38,13 +38,17 @@ class ProductFamily:
         return estimate_latency_us(config, self.products[value]) + self.other_us[value]
 
     def add_rules(self, k: Knobs, required: ListRules, pruned: ListRules) -> None:
-        """Add the rules that every config meets, and those that a config worth searching meets."""
+        """Add the rules that every config meets, and those that a config worth searching meets.
+
+        Rules of several values with the same description become one, which other values meet.
+        """
         for add, list_rules in ((k.require, required), (k.prune, pruned)):
-            rules_by_value = {value: list_rules(value) for value in self.products}
-            for rules in zip(*rules_by_value.values(), strict=True):
-                description, _ = rules[0]
-                predicates = dict(zip(rules_by_value, (predicate for _, predicate in rules), strict=True))
-                add(description, functools.partial(self._test, predicates))
+            predicates: dict[str, dict[int, Callable[[Any], Any]]] = {}  # by description and value
+            for value in self.products:
+                for description, predicate in list_rules(value):
+                    predicates.setdefault(description, {})[value] = predicate
+            for description, by_value in predicates.items():
+                add(description, functools.partial(self._test, by_value))
 
     def compute_usage(self, columns: Columns) -> ResourceUsage:
         """Return the resources that the products use, with the latency of all launches in the estimate."""
@@ -58,9 +62,12 @@ class ProductFamily:
 
     def _test(self, predicates: Mapping[int, Callable[[Any], Any]], columns: Columns) -> np.ndarray:
         return _join(
-            (rows, predicates[value](HopperTileConfig.from_columns(self.complete(self._select(columns, rows)))))
+            (rows, self._test_rows(predicates[value], columns, rows) if value in predicates else True)
             for value, rows in self._rows_by_value(columns)
         )
+
+    def _test_rows(self, predicate: Callable[[Any], Any], columns: Columns, rows: np.ndarray) -> Any:
+        return predicate(HopperTileConfig.from_columns(self.complete(self._select(columns, rows))))
 
     def _rows_by_value(self, columns: Columns) -> list[tuple[int, np.ndarray]]:
         """Return the values of the knob that occur, or any of them if there are no rows, each with its rows."""
