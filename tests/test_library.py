@@ -238,7 +238,7 @@ def test_where_no_schedule_is_for_the_device_it_is_told_why(schedule_registry):
         ("conv3d_dgrad:8x3x16x112x112,64x3x3x7x7,s1x2x2,p1x3x3,f16,nhwc", ["stem"]),
         ("conv1d_wgrad:8x1x16000,64x1x80,s4,p38,tf32", ["stem"]),
         ("conv2d_dgrad:32x24x56x56,72x24x1x1,s1,p0,f16,nhwc", ["pointwise_mma_sync", "mma_sync"]),
-        ("conv2d_wgrad:32x72x56x56,24x72x1x1,s1,p0,bf16,nhwc", ["mma_sync"]),
+        ("conv2d_wgrad:32x72x56x56,24x72x1x1,s1,p0,bf16,nhwc", ["mma_sync", "pointwise_mma_sync"]),
         ("conv1d:8x64x1000,64x64x9,s1,p4", ["implicit_gemm"]),
         ("conv3d:2x64x9x16x16,64x32x3x3x3,s1,p1,g2", ["implicit_gemm"]),
     ],

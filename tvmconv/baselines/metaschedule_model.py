@@ -181,7 +181,7 @@ def main(argv: Sequence[str]) -> None:
     from tvm.s_tir.meta_schedule.runner import EvaluatorConfig, LocalRunner
     from tvm.s_tir.meta_schedule.tune import tune_tasks
 
-    from tvmconv.baselines.metaschedule_builder import PersistentBuilder, start_fork_server
+    from tvmconv.compiler.metaschedule_builder import PersistentBuilder, start_fork_server
 
     start_fork_server()
     import_tensor_intrinsics()  # the search needs them, too

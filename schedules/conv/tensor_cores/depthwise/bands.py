@@ -212,7 +212,7 @@ class BandKernel:
     def has_taps(self, diagonal: int) -> bool:
         """Return whether a part of the band, of 16 × 8 elements at a distance from the diagonal, has taps."""
         nearest = MMA_N * diagonal - int(self.columns.offset)
-        return any(at - MMA_N < self.columns.taps and at + MMA_N > 0 for at in (nearest, nearest + MMA_N))
+        return any(column - MMA_N < self.columns.taps and column + MMA_N > 0 for column in (nearest, nearest + MMA_N))
 
     def find_places(self) -> dict[int, int]:
         """Return the places of the band's fragments in registers, by their distance from the diagonal."""
