@@ -15,7 +15,7 @@ FOLDER_OF_A_MACHINE = re.compile(r"(?<![\w.])/(?:root|home|tmp|mnt|work|Users)/"
 @pytest.mark.parametrize(
     ("words", "text"),
     [
-        (["tvmconv", "-o", "/root/out/torch"], "tvmconv -o torch"),
+        (["tvmconv", "-o", "/data/out/torch"], "tvmconv -o torch"),
         (["tvmconv", "--log=/tmp/a b.jsonl"], "tvmconv '--log=a b.jsonl'"),
         (["tvmconv", "logs/my.jsonl", "--set", "tile=-1,8"], "tvmconv logs/my.jsonl --set tile=-1,8"),
         (["tvmconv", "--only", "/"], "tvmconv --only /"),

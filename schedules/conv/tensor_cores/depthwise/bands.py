@@ -115,8 +115,14 @@ class BandKernel:
             self.store_results()
 
     def copy_items(self, count: int, batch: int, load: CopyAction, put: CopyAction) -> None:
-        """Let the threads load items, `batch` at a time, before they store them to shared memory."""
-        BatchedCopies(self.position.thread, int(self.config.num_threads), count, batch, load, put).emit()
+        """Let the threads load items, up to `batch` at a time, before they store them to shared memory."""
+        self.plan_copies(count, batch, load, put).emit()
+
+    def plan_copies(self, count: int, batch: int, load: CopyAction, put: CopyAction) -> BatchedCopies:
+        """Return the copies of items by all threads, in batches of no more items than each thread has."""
+        num_threads = int(self.config.num_threads)
+        batch = min(batch, ceil_div(count, num_threads))
+        return BatchedCopies(self.position.thread, num_threads, count, batch, load, put)
 
     def clear_filters(self) -> None:
         """Store zeros to the place of the filters, and to the row of zeros behind them."""
@@ -150,9 +156,7 @@ class BandKernel:
                 with if_(logical_and(place >= copy, place < self.row_taps)):
                     emit_ptx("st.shared.b16", self.smem + to_uint32(offset), loaded[i])
 
-        count, num_threads = self.channels * height * width, int(self.config.num_threads)
-        batch = min(FILTER_BATCH, ceil_div(count, num_threads))
-        return BatchedCopies(self.position.thread, num_threads, count, batch, load, put)
+        return self.plan_copies(self.channels * height * width, FILTER_BATCH, load, put)
 
     def plane_offset(self, channel: Expr) -> Expr:
         """Return the offset in shared memory of a channel's plane."""
