@@ -64,7 +64,7 @@ FAMILIES = {
 }
 
 
-@pytest.mark.sample(2)
+@pytest.mark.sample(3)
 @pytest.mark.parametrize("source", ["torch", "onnx"])
 @pytest.mark.parametrize("family", FAMILIES)
 def test_families_of_networks_equal_pytorch(family, source):

@@ -129,7 +129,7 @@ class Device:
 
 
 @pytest.mark.skipif(not shutil.which("g++"), reason="g++ is missing")
-@pytest.mark.sample(2)
+@pytest.mark.sample(3)
 @pytest.mark.parametrize("name", CASES)
 @pytest.mark.parametrize("channels", [6, 8, 200])
 def test_kernels_on_the_cpu(name, channels, tmp_path, monkeypatch):
