@@ -41,7 +41,7 @@ NUM_ALGORITHMS = (0, 2, 3, 4, 6, 8, 10, 12, 16, 24)  # algorithms that cuDNN tri
 MAX_UNIMPROVED_ROUNDS = len(NUM_ALGORITHMS) + 2  # rounds without a faster pick after which picking ends
 MIN_IMPROVEMENT = 0.01  # fraction by which a pick must be faster to count as an improvement
 PICK_SECONDS, MIN_PICK_REPLAYS = 0.02, 5  # timing of each pick
-MAX_PICKING_SECONDS = 3.0  # time after which picking ends; some calls have very many algorithms
+MAX_PICKING_SECONDS = 1.5  # time after which picking ends; some calls have very many algorithms
 WARM_UP_VALUES = 1 << 24  # float32 values of the warm-up kernel
 MAX_IDLE_SECONDS = 0.2  # after a longer pause the GPU may have lowered its clocks
 NUM_BUSY_LAUNCHES = 300  # launches of it, some 10 ms, that keep the clocks of a busy GPU steady before a trial
@@ -97,6 +97,7 @@ def pick_fastest(w: AnyConv, inputs: Sequence[NDArray[Any]], gpu: CudaDevice, *,
     """
     errors: list[DeviceError] = []
     fastest: CudnnPickThread | None = None
+    tensors = copy_to_gpu(inputs, gpu)
     best_seconds: dict[int, float] = {}  # by number of the call
     calls = list_gradient_calls(w) if isinstance(w, DerivedConv) else list_calls(w)
     calls_by_number = dict(enumerate(calls))
@@ -106,7 +107,7 @@ def pick_fastest(w: AnyConv, inputs: Sequence[NDArray[Any]], gpu: CudaDevice, *,
         nonlocal fastest
         call = calls_by_number[number]
         try:
-            candidate = CudnnPickThread(w, call, inputs, gpu, cold=cold, num_algorithms=num_algorithms)
+            candidate = CudnnPickThread(w, call, tensors, gpu, cold=cold, num_algorithms=num_algorithms)
         except DeviceError as error:
             errors.append(error)
             return
@@ -131,6 +132,14 @@ def pick_fastest(w: AnyConv, inputs: Sequence[NDArray[Any]], gpu: CudaDevice, *,
     if fastest is None:
         raise errors[0]
     return fastest
+
+
+def copy_to_gpu(inputs: Sequence[Any], gpu: CudaDevice) -> list[Any]:
+    """Return arrays as tensors of a GPU, from which each pick copies its own; tensors stay as they are."""
+    torch = torch_with_cudnn()
+    tensors = [value if torch.is_tensor(value) else to_tensor(value).to(gpu.text) for value in inputs]
+    torch.cuda.synchronize(gpu.index)
+    return tensors
 
 
 def warm_up_gpu(torch: Any, gpu: CudaDevice, stream: int, seconds: float | None = None) -> None:
@@ -190,7 +199,7 @@ class CudnnPick:
         self,
         w: AnyConv,
         call: TorchConvCall,
-        inputs: Sequence[NDArray[Any]],
+        inputs: Sequence[Any],
         gpu: CudaDevice,
         *,
         cold: bool,
@@ -206,10 +215,9 @@ class CudnnPick:
         algorithm = "algorithm by heuristics" if num_algorithms is None else "best algorithm"
         tf32 = "TF32" if self._tf32 else "no TF32"
         self.description = ", ".join([*_format_versions(torch), algorithm, tf32, *call.notes])
+        tensors = copy_to_gpu(inputs, gpu)
         with self._on_stream():
-            self._copies = [
-                call.prepare(*(to_tensor(x).to(gpu.text) for x in inputs)) for _ in range(self._sets.num_sets)
-            ]
+            self._copies = [call.prepare(*(tensor.clone() for tensor in tensors)) for _ in range(self._sets.num_sets)]
             if time.monotonic() - self._busy_until.get(gpu.index, -math.inf) > MAX_IDLE_SECONDS:
                 warm_up_gpu(torch, gpu, self._stream.cuda_stream)
             else:

@@ -5,6 +5,7 @@
     tvmconv bench tune-suite --suite mine.json --schedule direct --schedule implicit_gemm --trials 200
     tvmconv bench tune-suite --suite filter2d --baseline copy --baseline cupy --device cuda:0 -o results
     tvmconv bench tune-suite --suite yolov8s --dtype f16 --layout nhwc --batch 32 --sustained 0.6 --device cuda:0
+    tvmconv bench tune-suite --suite mine.json --configs configs.jsonl --device cuda:0 -o results
 
 `scripts/tune_suite.py` is the same, and `tune_d2l.py` and `tune_resnet50.py` have defaults for the suite and the time
 per layer. Measurements go to a log, DIR/NAME.jsonl or --log, where NAME has the layers and the variant, such as
@@ -13,6 +14,10 @@ per layer. Measurements go to a log, DIR/NAME.jsonl or --log, where NAME has the
 and .png have the speed-up over each library, for each layer and as geometric mean, and the times of the network. The
 same command resumes an interrupted run. A layer is not compared again if its kernel in NAME-tuned.json is still the
 best of the log, and its time agrees with the log's final timing.
+
+With --configs, there is no search: processes compile the configs that `bench prebuild list` chose for all layers, while
+the GPU measures the layers that are ready. Each layer's fastest kernel is compared with the libraries at once, so that
+a run that is interrupted has its layers so far.
 """
 
 from __future__ import annotations
@@ -21,6 +26,7 @@ import argparse
 import json
 import sys
 from collections.abc import Callable, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -35,10 +41,15 @@ from tvmconv.cli.tune import add_search_options, assign_schedules, describe_phas
 from tvmconv.cost_model.model import cost_model_for
 from tvmconv.cost_model.similarity import layer_key
 from tvmconv.devices import Device
+from tvmconv.errors import Error
+from tvmconv.experiments.preparation import PreparedExperiment
 from tvmconv.experiments.results import PREDICTED, TUNED, UNTUNED, Result, ResultRow
 from tvmconv.experiments.sweep import LayerSelection, Sweep, measure_sweep
+from tvmconv.kernel import Kernel
+from tvmconv.logs.log import Log
 from tvmconv.logs.ranking import find_best_record
 from tvmconv.logs.record import Record
+from tvmconv.measure.workers.pool import resolve_num_workers
 from tvmconv.reports import library_comparison
 from tvmconv.reports.sweep import make_table, write_numbers, write_sweep
 from tvmconv.tvm_import import import_tvm
@@ -53,6 +64,8 @@ COMPARED = {
     "filter2d": ("register",),
 }
 TIMING_SECONDS = 0.15  # time for each kernel in the comparison, all rounds included
+NUM_AHEAD = 3  # layers whose inputs and references are computed while another layer is measured
+NUM_IDLE_PROCESSORS = 2  # of those that compile kernels, with --configs; they compute inputs and references
 MAX_DEVIATION = 0.10  # relative deviation from the log's final timing above which a kernel is timed again
 
 
@@ -81,12 +94,18 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     part = parser.add_mutually_exclusive_group()
     part.add_argument("--tune-only", action="store_true", help="Tune without the comparison.")
     part.add_argument("--compare-only", action="store_true", help="Compare the kernels of the log without tuning.")
+    text = "Measure the configs of files of `bench prebuild list`, in place of a search."
+    part.add_argument("--configs", nargs="+", type=Path, metavar="FILE", help=text)
+    text = "Archives (.zip) of `bench prebuild build` with kernels of these configs, or further ones."
+    parser.add_argument("--archive", nargs="+", type=Path, metavar="FILE", default=[], help=text)
     add_search_options(parser)
     parser.set_defaults(log=None)
 
 
 def run(args: argparse.Namespace) -> int:
     """Tune a suite, and compare it with libraries."""
+    if args.archive and args.configs is None:
+        raise UsageError("--archive needs --configs")
     if args.device.startswith("rpc:") and not args.tune_only:
         raise UsageError(f"kernels cannot be compared on {args.device}: expected --tune-only with this device")
     selection = options.parse_layers(args)
@@ -96,7 +115,7 @@ def run(args: argparse.Namespace) -> int:
         assign_schedules(args.schedule, workloads)  # raises an error for schedules that compute no layer
     args.out.mkdir(parents=True, exist_ok=True)
     args.log = args.log or args.out / f"{selection.name}.jsonl"
-    if not args.compare_only:
+    if not args.compare_only and args.configs is None:
 
         def show_layer(number: int, workload: Workload) -> None:
             print(f"{number} of {len(workloads)}: {workload.text}", file=sys.stderr, flush=True)
@@ -125,7 +144,8 @@ def _compare(args: argparse.Namespace, selection: LayerSelection) -> int:
     )
     name = f"{selection.name}-tuned"
     previous = _read_previous(args.out / f"{name}.json", comparison.is_current)
-    with options.report_fallbacks():
+    with options.report_fallbacks(), ExitStack() as stack:
+        ahead = {} if args.configs is None else _build_ahead(args, workloads, device, stack)
         sweep = measure_sweep(
             name,
             selection.workloads,
@@ -136,7 +156,7 @@ def _compare(args: argparse.Namespace, selection: LayerSelection) -> int:
             previous_sweep=previous,
             counts=selection.counts,
             workload_arguments=comparison.choose_schedules,
-            log=args.log,
+            log=None if ahead else args.log,
             predicted=args.predicted,
             extra_provenance=describe_training_layers(workloads, device) if args.predicted else "",
             baselines=comparison.baselines,
@@ -144,6 +164,7 @@ def _compare(args: argparse.Namespace, selection: LayerSelection) -> int:
             seconds=TIMING_SECONDS,
             verify=args.verify,
             sustained=args.sustained,
+            **ahead,
         )
     write_sweep(sweep, args.out)
     remarks = [
@@ -155,6 +176,36 @@ def _compare(args: argparse.Namespace, selection: LayerSelection) -> int:
     tables.append(library_comparison.make_comparison_table(sweep))
     output.print_report(args, tables, remarks, json_data=json.loads(sweep.to_json()))
     return 0 if all(result.has_all_times for result in sweep.results) else 1
+
+
+def _build_ahead(
+    args: argparse.Namespace, workloads: Sequence[Workload], device: Device, stack: ExitStack
+) -> dict[str, Any]:
+    """Start to compile the configs of --configs, and return arguments of `measure_sweep` with which each layer's
+    fastest kernel is compared. The exit of `stack` ends the processes.
+    """
+    from tvmconv.benchmarks.build_ahead import AheadBuilder, find_fastest
+    from tvmconv.benchmarks.prebuild import identify, read_archives, read_configs
+
+    order = {workload.text: number for number, workload in enumerate(workloads)}
+    archived = read_archives(args.archive, device)
+    known = {identify(entry) for kernels in archived.values() for entry, _ in kernels}
+    listed = {identify(entry): entry for path in args.configs for entry in read_configs(path)}
+    entries = [e for name, e in listed.items() if name not in known and e["workload"] in order]
+    entries.sort(key=lambda entry: order[entry["workload"]])
+    builder = AheadBuilder(entries, archived, args.workers or max(1, resolve_num_workers(None) - NUM_IDLE_PROCESSORS))
+    stack.callback(builder.close)
+    log = Log(args.log)
+
+    def complete(experiment: PreparedExperiment) -> None:
+        problem = experiment.problem
+        try:
+            kernel: Kernel | Error = find_fastest(problem, builder.get_kernels(problem.workload), device, log)
+        except Error as error:
+            kernel = error
+        experiment.add_kernel(TUNED, kernel)
+
+    return {"complete": complete, "num_ahead": NUM_AHEAD}
 
 
 def _includes_untuned(args: argparse.Namespace, workloads: Sequence[Workload], device: Device) -> bool:
