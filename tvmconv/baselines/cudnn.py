@@ -48,7 +48,7 @@ MAX_IDLE_SECONDS = 0.2  # after a longer pause the GPU may have lowered its cloc
 NUM_BUSY_LAUNCHES = 300  # launches of it, some 10 ms, that keep the clocks of a busy GPU steady before a trial
 
 
-@baseline("cudnn")
+@baseline("cudnn", module="torch")
 def time_cudnn(
     w: AnyConv,
     inputs: Sequence[NDArray[Any]],

@@ -164,6 +164,7 @@ def run_schedules(
     benchmark = _Benchmark(experiment.problem, device, is_cold, seconds / NUM_ROUNDS, on_progress)
     if sharing.is_shared():
         experiment.build_all_kernels()  # other processes use the GPU meanwhile
+        libraries.import_modules(baselines)
     with ExitStack() as stack:
         stack.enter_context(sharing.hold_gpu())
         # Libraries come first, because they may not support this device.
