@@ -18,6 +18,7 @@ from tvmconv.baselines.base import Baseline, baseline, require_gpu, translate_li
 from tvmconv.baselines.torch_calls import Tensors, TorchConvCall, list_calls, to_tensor
 from tvmconv.baselines.torch_gradient_calls import list_gradient_calls
 from tvmconv.compiler.executable import ArrayType
+from tvmconv.devices import sharing
 from tvmconv.devices.cuda.device import CudaDevice
 from tvmconv.devices.cuda.graphs import (
     IDLE_WARM_UP_SECONDS,
@@ -48,7 +49,7 @@ MAX_IDLE_SECONDS = 0.2  # after a longer pause the GPU may have lowered its cloc
 NUM_BUSY_LAUNCHES = 300  # launches of it, some 10 ms, that keep the clocks of a busy GPU steady before a trial
 
 
-@baseline("cudnn")
+@baseline("cudnn", module="torch")
 def time_cudnn(
     w: AnyConv,
     inputs: Sequence[NDArray[Any]],
@@ -77,7 +78,8 @@ def time_cudnn(
     torch = torch_with_cudnn()  # raises before threads are started
     try:
         with translate_library_errors("cuDNN through PyTorch", gpu, RuntimeError), torch.cuda.device(gpu.index):
-            warm_up_gpu(torch, gpu, torch.cuda.current_stream(gpu.index).cuda_stream, IDLE_WARM_UP_SECONDS)
+            if time.monotonic() - sharing.get_last_use() > MAX_IDLE_SECONDS:
+                warm_up_gpu(torch, gpu, torch.cuda.current_stream(gpu.index).cuda_stream, IDLE_WARM_UP_SECONDS)
         fastest = pick_fastest(w, inputs, gpu, cold=cold)
         timing = fastest.time(seconds)
     finally:
@@ -222,7 +224,8 @@ class CudnnPick:
         self.description = ", ".join([*_format_versions(torch), algorithm, tf32, *call.notes])
         with self._on_stream():
             self._copies = [call.prepare(*(_copy_to_gpu(x, gpu) for x in inputs)) for _ in range(self._sets.num_sets)]
-            if time.monotonic() - self._busy_until.get(gpu.index, -math.inf) > MAX_IDLE_SECONDS:
+            last_use = max(self._busy_until.get(gpu.index, -math.inf), sharing.get_last_use())
+            if time.monotonic() - last_use > MAX_IDLE_SECONDS:
                 warm_up_gpu(torch, gpu, self._stream.cuda_stream)
             else:
                 keep_gpu_busy(torch, gpu)
