@@ -17,6 +17,7 @@ from tvmconv.baselines.base import Baseline, baseline, require_gpu, translate_li
 from tvmconv.baselines.torch_calls import Tensors, TorchConvCall, list_calls, to_tensor
 from tvmconv.baselines.torch_gradient_calls import list_gradient_calls
 from tvmconv.compiler.executable import ArrayType
+from tvmconv.devices import sharing
 from tvmconv.devices.cuda.device import CudaDevice
 from tvmconv.devices.cuda.graphs import (
     IDLE_WARM_UP_SECONDS,
@@ -41,13 +42,13 @@ NUM_ALGORITHMS = (0, 2, 3, 4, 6, 8, 10, 12, 16, 24)  # algorithms that cuDNN tri
 MAX_UNIMPROVED_ROUNDS = len(NUM_ALGORITHMS) + 2  # rounds without a faster pick after which picking ends
 MIN_IMPROVEMENT = 0.01  # fraction by which a pick must be faster to count as an improvement
 PICK_SECONDS, MIN_PICK_REPLAYS = 0.02, 5  # timing of each pick
-MAX_PICKING_SECONDS = 3.0  # time after which picking ends; some calls have very many algorithms
+MAX_PICKING_SECONDS = 1.5  # time after which picking ends; some calls have very many algorithms
 WARM_UP_VALUES = 1 << 24  # float32 values of the warm-up kernel
 MAX_IDLE_SECONDS = 0.2  # after a longer pause the GPU may have lowered its clocks
 NUM_BUSY_LAUNCHES = 300  # launches of it, some 10 ms, that keep the clocks of a busy GPU steady before a trial
 
 
-@baseline("cudnn")
+@baseline("cudnn", module="torch")
 def time_cudnn(
     w: AnyConv,
     inputs: Sequence[NDArray[Any]],
@@ -76,7 +77,8 @@ def time_cudnn(
     torch = torch_with_cudnn()  # raises before threads are started
     try:
         with translate_library_errors("cuDNN through PyTorch", gpu, RuntimeError), torch.cuda.device(gpu.index):
-            warm_up_gpu(torch, gpu, torch.cuda.current_stream(gpu.index).cuda_stream, IDLE_WARM_UP_SECONDS)
+            if time.monotonic() - sharing.get_last_use() > MAX_IDLE_SECONDS:
+                warm_up_gpu(torch, gpu, torch.cuda.current_stream(gpu.index).cuda_stream, IDLE_WARM_UP_SECONDS)
         fastest = pick_fastest(w, inputs, gpu, cold=cold)
         timing = fastest.time(seconds)
     finally:
@@ -210,7 +212,8 @@ class CudnnPick:
             self._copies = [
                 call.prepare(*(to_tensor(x).to(gpu.text) for x in inputs)) for _ in range(self._sets.num_sets)
             ]
-            if time.monotonic() - self._busy_until.get(gpu.index, -math.inf) > MAX_IDLE_SECONDS:
+            last_use = max(self._busy_until.get(gpu.index, -math.inf), sharing.get_last_use())
+            if time.monotonic() - last_use > MAX_IDLE_SECONDS:
                 warm_up_gpu(torch, gpu, self._stream.cuda_stream)
             else:
                 keep_gpu_busy(torch, gpu)

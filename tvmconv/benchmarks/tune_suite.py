@@ -5,6 +5,7 @@
     tvmconv bench tune-suite --suite mine.json --schedule direct --schedule implicit_gemm --trials 200
     tvmconv bench tune-suite --suite filter2d --baseline copy --baseline cupy --device cuda:0 -o results
     tvmconv bench tune-suite --suite yolov8s --dtype f16 --layout nhwc --batch 32 --sustained 0.6 --device cuda:0
+    tvmconv bench tune-suite --suite yolov8s --batch 64 --trials 20 --lanes 4 --stop-after 170 --device cuda:0
 
 `scripts/tune_suite.py` is the same, and `tune_d2l.py` and `tune_resnet50.py` have defaults for the suite and the time
 per layer. Measurements go to a log, DIR/NAME.jsonl or --log, where NAME has the layers and the variant, such as
@@ -13,6 +14,10 @@ per layer. Measurements go to a log, DIR/NAME.jsonl or --log, where NAME has the
 and .png have the speed-up over each library, for each layer and as geometric mean, and the times of the network. The
 same command resumes an interrupted run. A layer is not compared again if its kernel in NAME-tuned.json is still the
 best of the log, and its time agrees with the log's final timing.
+
+With --lanes N, N processes tune and compare layers side by side (`tvmconv.benchmarks.suite_lanes`). They take turns at
+the GPU, so that one compiles while another measures, and no measurement is disturbed. A layer is compared right after
+its search, and --stop-after T ends the command in time with whole results.
 """
 
 from __future__ import annotations
@@ -28,6 +33,7 @@ from typing import Any
 from tvmconv import baselines as libraries
 from tvmconv import devices, naive_cost, registry
 from tvmconv.benchmarks.common import add_output
+from tvmconv.benchmarks.suite_lanes import measure_in_lanes
 from tvmconv.cli import options, output
 from tvmconv.cli.errors import UsageError, print_note
 from tvmconv.cli.progress import progress_line
@@ -53,6 +59,7 @@ COMPARED = {
     "filter2d": ("register",),
 }
 TIMING_SECONDS = 0.15  # time for each kernel in the comparison, all rounds included
+NUM_LANE_FINALISTS = 3  # final timings of a lane, during which the other lanes wait for the GPU
 MAX_DEVIATION = 0.10  # relative deviation from the log's final timing above which a kernel is timed again
 
 
@@ -78,6 +85,10 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         "this clock, in the table and in the chart NAME-limits.png (default: 0)."
     )
     parser.add_argument("--sustained", type=options.parse_positive, default=0.0, metavar="T", help=text)
+    text = "Processes that tune and compare layers side by side, and take turns at the GPU (default: one, without)."
+    parser.add_argument("--lanes", type=options.parse_workers, metavar="N", help=text)
+    text = "Begin no further layer T seconds after the start of the command; implies --lanes."
+    parser.add_argument("--stop-after", type=options.parse_positive, metavar="T", help=text)
     part = parser.add_mutually_exclusive_group()
     part.add_argument("--tune-only", action="store_true", help="Tune without the comparison.")
     part.add_argument("--compare-only", action="store_true", help="Compare the kernels of the log without tuning.")
@@ -96,6 +107,8 @@ def run(args: argparse.Namespace) -> int:
         assign_schedules(args.schedule, workloads)  # raises an error for schedules that compute no layer
     args.out.mkdir(parents=True, exist_ok=True)
     args.log = args.log or args.out / f"{selection.name}.jsonl"
+    if args.lanes or args.stop_after:
+        return _run_in_lanes(args, selection)
     if not args.compare_only:
 
         def show_layer(number: int, workload: Workload) -> None:
@@ -115,36 +128,36 @@ def _compare(args: argparse.Namespace, selection: LayerSelection) -> int:
     """Time all kernels in turn, write and print the results, and return the exit status."""
     device = devices.find_device(args.device)
     options.print_auto_device(args.device, device)
+    comparison = _Comparison.create(args, selection, device)
+    previous = _read_previous(args.out / f"{selection.name}-tuned.json", comparison.is_current)
+    return _report(args, comparison.measure(args, selection, previous), selection)
+
+
+def _run_in_lanes(args: argparse.Namespace, selection: LayerSelection) -> int:
+    """Tune and compare the layers in several processes, write and print the results, and return the exit status."""
+    if args.tune_only or args.seconds_total is not None:
+        raise UsageError("--lanes and --stop-after exclude --tune-only and --seconds-total")
+    device = devices.find_device(args.device)
+    options.print_auto_device(args.device, device)
+    args.device, args.lanes = device.text, args.lanes or 1
+    comparison = _Comparison.create(args, selection, device)
+    previous = _read_previous(args.out / f"{selection.name}-tuned.json", comparison.is_current)
+    return _report(args, measure_in_lanes(args, selection, previous, measure_layer), selection)
+
+
+def measure_layer(args: argparse.Namespace, selection: LayerSelection, previous: Sweep | None) -> Sweep:
+    """Tune the last layer of a selection, compare it, and return the results, with the previous ones of the others."""
+    workload = [*selection.workloads.values()][-1]
+    if not args.compare_only:
+        counts = {workload: selection.network.get(workload, 1)}
+        search_all(args, counts, measure_baseline=False, max_finalists=NUM_LANE_FINALISTS)
+    device = devices.find_device(args.device)
+    return _Comparison.create(args, selection, device).measure(args, selection, previous)
+
+
+def _report(args: argparse.Namespace, sweep: Sweep, selection: LayerSelection) -> int:
+    """Write and print the results, and return the exit status."""
     workloads = [*selection.workloads.values()]
-    comparison = _Comparison(
-        device,
-        args.log,
-        tuple(name for name in args.baseline or ["cudnn"] if name != "none"),
-        with_untuned=_includes_untuned(args, workloads, device),
-        with_predicted=args.predicted,
-    )
-    name = f"{selection.name}-tuned"
-    previous = _read_previous(args.out / f"{name}.json", comparison.is_current)
-    with options.report_fallbacks():
-        sweep = measure_sweep(
-            name,
-            selection.workloads,
-            device,
-            args.command,
-            progress=progress_line,
-            on_result=lambda sweep: write_numbers(sweep, args.out),
-            previous_sweep=previous,
-            counts=selection.counts,
-            workload_arguments=comparison.choose_schedules,
-            log=args.log,
-            predicted=args.predicted,
-            extra_provenance=describe_training_layers(workloads, device) if args.predicted else "",
-            baselines=comparison.baselines,
-            cold=None,  # a cold cache only if the arrays exceed it
-            seconds=TIMING_SECONDS,
-            verify=args.verify,
-            sustained=args.sustained,
-        )
     write_sweep(sweep, args.out)
     remarks = [
         *library_comparison.list_remarks(sweep),
@@ -176,6 +189,41 @@ class _Comparison:
     baselines: tuple[str, ...]  # names of libraries
     with_untuned: bool  # whether schedules without tuning are compared
     with_predicted: bool  # whether the cost model's prediction is compared
+
+    @classmethod
+    def create(cls, args: argparse.Namespace, selection: LayerSelection, device: Device) -> _Comparison:
+        """Return the comparison that the options ask for."""
+        return cls(
+            device,
+            args.log,
+            tuple(name for name in args.baseline or ["cudnn"] if name != "none"),
+            with_untuned=_includes_untuned(args, [*selection.workloads.values()], device),
+            with_predicted=args.predicted,
+        )
+
+    def measure(self, args: argparse.Namespace, selection: LayerSelection, previous: Sweep | None) -> Sweep:
+        """Measure the layers that earlier results lack, write the numbers after each, and return all results."""
+        workloads = [*selection.workloads.values()]
+        with options.report_fallbacks():
+            return measure_sweep(
+                f"{selection.name}-tuned",
+                selection.workloads,
+                self.device,
+                args.command,
+                progress=progress_line,
+                on_result=lambda sweep: write_numbers(sweep, args.out),
+                previous_sweep=previous,
+                counts=selection.counts,
+                workload_arguments=self.choose_schedules,
+                log=args.log,
+                predicted=args.predicted,
+                extra_provenance=describe_training_layers(workloads, self.device) if args.predicted else "",
+                baselines=self.baselines,
+                cold=None,  # a cold cache only if the arrays exceed it
+                seconds=TIMING_SECONDS,
+                verify=args.verify,
+                sustained=args.sustained,
+            )
 
     def list_untuned(self, workload: Workload) -> list[str]:
         """Return the schedules without tuning that are compared."""
