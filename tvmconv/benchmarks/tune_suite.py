@@ -5,8 +5,8 @@
     tvmconv bench tune-suite --suite mine.json --schedule direct --schedule implicit_gemm --trials 200
     tvmconv bench tune-suite --suite filter2d --baseline copy --baseline cupy --device cuda:0 -o results
     tvmconv bench tune-suite --suite yolov8s --dtype f16 --layout nhwc --batch 32 --sustained 0.6 --device cuda:0
-    tvmconv bench tune-suite --suite mine.json --configs configs.jsonl --device cuda:0 -o results
     tvmconv bench tune-suite --suite yolov8s --batch 64 --trials 20 --lanes 4 --stop-after 170 --device cuda:0
+    tvmconv bench tune-suite --suite mine.json --configs configs.jsonl --device cuda:0 -o results
 
 `scripts/tune_suite.py` is the same, and `tune_d2l.py` and `tune_resnet50.py` have defaults for the suite and the time
 per layer. Measurements go to a log, DIR/NAME.jsonl or --log, where NAME has the layers and the variant, such as
@@ -16,13 +16,13 @@ and .png have the speed-up over each library, for each layer and as geometric me
 same command resumes an interrupted run. A layer is not compared again if its kernel in NAME-tuned.json is still the
 best of the log, and its time agrees with the log's final timing.
 
-With --configs, there is no search: processes compile the configs that `bench prebuild list` chose for all layers, while
-the GPU measures the layers that are ready. Each layer's fastest kernel is compared with the libraries at once, so that
-a run that is interrupted has its layers so far.
-
 With --lanes N, N processes tune and compare layers side by side (`tvmconv.benchmarks.suite_lanes`). They take turns at
 the GPU, so that one compiles while another measures, and no measurement is disturbed. A layer is compared right after
 its search, and --stop-after T ends the command in time with whole results.
+
+With --configs, there is no search: processes compile the configs that `bench prebuild list` chose for all layers, while
+the GPU measures the layers that are ready. Each layer's fastest kernel is compared with the libraries at once, so that
+a run that is interrupted has its layers so far.
 """
 
 from __future__ import annotations
@@ -30,10 +30,11 @@ from __future__ import annotations
 import argparse
 import json
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 from tvmconv import baselines as libraries
@@ -70,9 +71,9 @@ COMPARED = {
     "filter2d": ("register",),
 }
 TIMING_SECONDS = 0.15  # time for each kernel in the comparison, all rounds included
+NUM_LANE_FINALISTS = 3  # final timings of a lane, during which the other lanes wait for the GPU
 NUM_AHEAD = 3  # layers whose inputs and references are computed while another layer is measured
 NUM_IDLE_PROCESSORS = 2  # of those that compile kernels, with --configs; they compute inputs and references
-NUM_LANE_FINALISTS = 3  # final timings of a lane, during which the other lanes wait for the GPU
 MAX_DEVIATION = 0.10  # relative deviation from the log's final timing above which a kernel is timed again
 
 
@@ -149,13 +150,17 @@ def _compare(args: argparse.Namespace, selection: LayerSelection) -> int:
     options.print_auto_device(args.device, device)
     comparison = _Comparison.create(args, selection, device)
     previous = _read_previous(args.out / f"{selection.name}-tuned.json", comparison.is_current)
-    return _report(args, comparison.measure(args, selection, previous), selection)
+    with ExitStack() as stack:
+        workloads = [*selection.workloads.values()]
+        ahead = {} if args.configs is None else _build_ahead(args, workloads, device, stack)
+        sweep = comparison.measure(args, selection, previous, ahead)
+    return _report(args, sweep, selection)
 
 
 def _run_in_lanes(args: argparse.Namespace, selection: LayerSelection) -> int:
     """Tune and compare the layers in several processes, write and print the results, and return the exit status."""
-    if args.tune_only or args.configs or args.seconds_total is not None:
-        raise UsageError("--lanes and --stop-after exclude --tune-only, --configs and --seconds-total")
+    if args.tune_only or args.seconds_total is not None or args.configs is not None:
+        raise UsageError("--lanes and --stop-after exclude --tune-only, --seconds-total and --configs")
     device = devices.find_device(args.device)
     options.print_auto_device(args.device, device)
     args.device, args.lanes = device.text, args.lanes or 1
@@ -250,11 +255,18 @@ class _Comparison:
             with_predicted=args.predicted,
         )
 
-    def measure(self, args: argparse.Namespace, selection: LayerSelection, previous: Sweep | None) -> Sweep:
-        """Measure the layers that earlier results lack, write the numbers after each, and return all results."""
+    def measure(
+        self,
+        args: argparse.Namespace,
+        selection: LayerSelection,
+        previous: Sweep | None,
+        ahead: Mapping[str, Any] = MappingProxyType({}),
+    ) -> Sweep:
+        """Measure the layers that earlier results lack, write the numbers after each, and return all results. `ahead`
+        has the arguments of `measure_sweep` for kernels that are compiled ahead, instead of those of the log.
+        """
         workloads = [*selection.workloads.values()]
-        with options.report_fallbacks(), ExitStack() as stack:
-            ahead = {} if args.configs is None else _build_ahead(args, workloads, self.device, stack)
+        with options.report_fallbacks():
             return measure_sweep(
                 f"{selection.name}-tuned",
                 selection.workloads,
