@@ -47,7 +47,7 @@ from tvmconv.cli.progress import progress_line
 from tvmconv.cli.tune import add_search_options, assign_schedules, describe_phases, make_results_table, search_all
 from tvmconv.cost_model.model import cost_model_for
 from tvmconv.cost_model.similarity import layer_key
-from tvmconv.devices import Device
+from tvmconv.devices import Device, sharing
 from tvmconv.errors import Error
 from tvmconv.experiments.preparation import PreparedExperiment
 from tvmconv.experiments.results import PREDICTED, TUNED, UNTUNED, Result, ResultRow
@@ -216,7 +216,9 @@ def _build_ahead(
     def complete(experiment: PreparedExperiment) -> None:
         problem = experiment.problem
         try:
-            kernel: Kernel | Error = find_fastest(problem, builder.get_kernels(problem.workload), device, log)
+            kernels = builder.get_kernels(problem.workload)
+            with sharing.hold_gpu():
+                kernel: Kernel | Error = find_fastest(problem, kernels, device, log)
         except Error as error:
             kernel = error
         experiment.add_kernel(TUNED, kernel)
