@@ -55,6 +55,8 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     options.add_option(parser, "--from", "F", text, dest="files", type=Path, repeat=True)
     text = f"Measure utilization, traffic and stall reasons; the files are OPERATOR-{FILE_STEM}.json and .md."
     parser.add_argument("--stalls", action="store_true", help=text)
+    text = "With --stalls, leave out what is counted from the code, which takes a minute for a large kernel."
+    parser.add_argument("--no-code", action="store_true", help=text)
     parser.add_argument("--recount", action="store_true", help="Build and count the kernels of --from again.")
     parser.add_argument("--all", action="store_true", help="Print every count of each kernel and each access.")
     output.add_table_options(parser, json_help="Print JSON, as in the file of -o.")
@@ -145,10 +147,13 @@ def _run_stalls(args: argparse.Namespace) -> int:
         kernels = list(iterate_kernels(parsed_workloads, args.schedules, device, args.log))
     programs = [({"workload": kernel.workload.text}, kernel.executable) for _, kernel in kernels]
     profiled = counter_comparison.profile_launches(programs, device, {**METRICS, **STALLS})
-    rows = [make_counters(name, kernel, _select_longest(kernel, profiled)) for name, kernel in kernels]
+    rows = [
+        make_counters(name, kernel, _select_longest(kernel, profiled), counts_code=not args.no_code)
+        for name, kernel in kernels
+    ]
     if next(profiled, None) is not None:
         raise DeviceError("ncu measured more launches than the kernels have")
-    words = ["counters", *_selection_words(args), "--stalls", "--device", device.text]
+    words = ["counters", *_selection_words(args), "--stalls", *["--no-code"] * args.no_code, "--device", device.text]
     operators = dict.fromkeys(workload.operator for workload in parsed_workloads)
     note = describe_provenance(device, format_command(["tvmconv", *words]))
     return _show_stalls(args, KernelMetricsFile(f"{'-'.join(operators)}-{FILE_STEM}", note, rows))
