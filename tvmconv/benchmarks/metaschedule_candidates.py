@@ -13,6 +13,7 @@ import argparse
 import itertools
 
 from tvmconv.baselines import metaschedule_model
+from tvmconv.baselines.metaschedule_sampling import read_candidates
 from tvmconv.benchmarks.common import add_output
 from tvmconv.benchmarks.relax_methods import DTYPES, NetworkCase, Worker, get_metaschedule_module
 from tvmconv.cli import options
@@ -48,7 +49,7 @@ def run(args: argparse.Namespace) -> int:
             seconds=args.limit,
             num_rounds=args.rounds,
         )
-        _, candidates = metaschedule_model.read_candidates(folder)
+        _, candidates = read_candidates(folder)
         num_built = sum(each["file"] is not None for each in candidates)
         print(f"{case.name}: {num_built} of {len(candidates)} candidates of {num_tasks} tasks were built", flush=True)
     return 0
