@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Mapping
+from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -30,7 +31,7 @@ if TYPE_CHECKING:
     from tvmconv.compiler.sass_listing import Listing
     from tvmconv.cost_model.predict import Prediction
     from tvmconv.devices import Device, Timing
-    from tvmconv.devices.device import LoadedKernel
+    from tvmconv.devices.device import LoadedKernel, TurnTimer
     from tvmconv.workloads import Workload
 
 IR_LEVELS = ("te", "tir", "lowered", "source", "ptx", "sass", "resources")
@@ -361,6 +362,10 @@ class Kernel:
         """
         problem = problem or Problem(self.workload)
         return self.loaded_kernel.time(problem.inputs, cold=cold, seconds=seconds)
+
+    def open_timer(self, problem: Problem, *, cold: bool = False) -> AbstractContextManager[TurnTimer] | None:
+        """Return a block with a timer of turns, between which other kernels run; None if the device has none."""
+        return self.loaded_kernel.open_timer(problem.inputs, cold=cold)
 
 
 def _to_array(values: object) -> np.ndarray:
