@@ -54,7 +54,10 @@ def hold_gpu(lock: Path | None) -> Iterator[None]:
         return
     with lock.open("w") as file:
         fcntl.flock(file, fcntl.LOCK_EX)
-        yield
+        try:
+            yield
+        finally:  # processes that were forked within the block have the file open still
+            fcntl.flock(file, fcntl.LOCK_UN)
 
 
 def add_output(parser: argparse.ArgumentParser, default: Path | None = RESULTS, metavar: str = "DIR") -> None:

@@ -12,15 +12,18 @@ DIR/torch-training.jsonl. With --kernels, the kernels of a step that take most t
 CUDA graph.
 
 The unchanged network and the optimized one come first, then the backend, PyTorch's compilations, and those of the
-optimized network. Results are written each time, so that an interruption of a long compilation loses nothing. With
---gpu-lock, several processes compile at the same time, but search and measure one after another. Searches share the
-processors with compilations, whose first steps disturb timings: use it where both have enough of them.
+optimized network. Results are written each time, so that an interruption of a long compilation loses nothing.
+
+With --gpu-lock, several commands share a GPU. Each one compiles the unchanged network first, which takes processors
+and runs a single step on the GPU. It then waits for the lock, which it holds until its end, so that searches and
+timings follow one another.
 """
 
 from __future__ import annotations
 
 import argparse
 import collections
+import contextlib
 import copy
 import functools
 import itertools
@@ -129,12 +132,12 @@ def run(args: argparse.Namespace) -> int:
     device = find_device(args, "a training step is timed in CUDA graphs")
     args.out.mkdir(parents=True, exist_ok=True)
     torch.backends.cudnn.allow_tf32 = torch.backends.cuda.matmul.allow_tf32 = args.dtype != "f32"
-    torch.backends.cudnn.benchmark = True
     version = torch.backends.cudnn.version()
     versions = f"cuDNN {version // 10000}.{version // 100 % 100}, PyTorch {torch.__version__}"
     source = describe_provenance(device, args.command, versions)
     for name in args.networks:
         torch.cuda.set_device(device.text)
+        torch.backends.cudnn.benchmark = True
         title = f"torch-training-{name}-{args.dtype}-b{args.batch}"
         for summaries, layers in _measure(name, args):
             data = {"name": title, "network": name, "dtype": args.dtype, "batch": args.batch, "provenance": source}
@@ -217,11 +220,21 @@ def _measure(name: str, args: argparse.Namespace) -> Iterator[tuple[list[dict[st
         torch.cuda.synchronize()
         return StepVariant(label, step, 0.0 if started_at is None else time.perf_counter() - started_at)
 
+    def compile_network(label: str, network: Any, **how: Any) -> StepVariant:
+        started_at = time.perf_counter()
+        return make(label, torch.compile(copy.deepcopy(network), **how), started_at)
+
     def add(variant: StepVariant) -> None:
         variants.append(_capture(variant, pool))
         if args.kernels and variant.replay is not None:
             variant.kernels = _profile(variant.replay)
 
+    modes = {f"{PYTORCH}, compiled ({mode})": mode for mode in args.compile}
+    compiled: dict[str, StepVariant] = {}
+    if args.gpu_lock:
+        with _without_cudnn_benchmark():
+            compiled = {label: compile_network(label, model, mode=mode) for label, mode in modes.items()}
+        torch.cuda.empty_cache()
     with hold_gpu(args.gpu_lock):
         add(make(PYTORCH, copy.deepcopy(model), None))
         started_at = time.perf_counter()
@@ -232,26 +245,33 @@ def _measure(name: str, args: argparse.Namespace) -> Iterator[tuple[list[dict[st
             optimized = tvmconv.torch.optimize(copy.deepcopy(model), images, train=True, progress=show, **tuning)
         layers = tvmconv.torch.get_training_report(optimized)
         add(make(OURS, optimized, started_at))
-        timed = _time_in_turns(variants)
-    yield timed, layers
-    log = tuning["log"] if tuning["log"] and tuning["log"].exists() else None  # there is none if no kernel was timed
-    backend, eager_backend = (
-        functools.partial(tvmconv.torch.backend.backend, options={"log": log, "fallback_backend": name})
-        for name in ("inductor", "eager")
-    )
-    compilations: list[tuple[str, Any, dict[str, Any]]] = [
-        *([(BY_EAGER_BACKEND, model, {"backend": eager_backend})] if args.backend_eager else []),
-        *([(BY_BACKEND, model, {"backend": backend})] if args.backend else []),
-        *((f"{PYTORCH}, compiled ({mode})", model, {"mode": mode}) for mode in args.compile),
-        *((f"{OURS}, compiled ({mode})", optimized, {"mode": mode}) for mode in args.compile_optimized),
-    ]
-    for label, network, how in compilations:
-        started_at = time.perf_counter()
-        variant = make(label, torch.compile(copy.deepcopy(network), **how), started_at)
-        with hold_gpu(args.gpu_lock):
-            add(variant)
-            timed = _time_in_turns(variants)
-        yield timed, layers
+        yield _time_in_turns(variants), layers
+        log = tuning["log"] if tuning["log"] and tuning["log"].exists() else None  # none if no kernel was timed
+        backend, eager_backend = (
+            functools.partial(tvmconv.torch.backend.backend, options={"log": log, "fallback_backend": name})
+            for name in ("inductor", "eager")
+        )
+        compilations: list[tuple[str, Any, dict[str, Any]]] = [
+            *([(BY_EAGER_BACKEND, model, {"backend": eager_backend})] if args.backend_eager else []),
+            *([(BY_BACKEND, model, {"backend": backend})] if args.backend else []),
+            *((label, model, {"mode": mode}) for label, mode in modes.items()),
+            *((f"{OURS}, compiled ({mode})", optimized, {"mode": mode}) for mode in args.compile_optimized),
+        ]
+        for label, network, how in compilations:
+            add(compiled.get(label) or compile_network(label, network, **how))
+            yield _time_in_turns(variants), layers
+
+
+@contextlib.contextmanager
+def _without_cudnn_benchmark() -> Iterator[None]:
+    """Let cuDNN choose algorithms without timing them, in a step whose time does not matter."""
+    import torch
+
+    torch.backends.cudnn.benchmark = False
+    try:
+        yield
+    finally:
+        torch.backends.cudnn.benchmark = True
 
 
 def _time_in_turns(variants: list[StepVariant]) -> list[dict[str, Any]]:

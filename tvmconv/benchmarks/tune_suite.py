@@ -6,6 +6,7 @@
     tvmconv bench tune-suite --suite filter2d --baseline copy --baseline cupy --device cuda:0 -o results
     tvmconv bench tune-suite --suite yolov8s --dtype f16 --layout nhwc --batch 32 --sustained 0.6 --device cuda:0
     tvmconv bench tune-suite --suite yolov8s --batch 64 --trials 20 --lanes 4 --stop-after 170 --device cuda:0
+    tvmconv bench tune-suite --suite mine.json --configs configs.jsonl --device cuda:0 -o results
 
 `scripts/tune_suite.py` is the same, and `tune_d2l.py` and `tune_resnet50.py` have defaults for the suite and the time
 per layer. Measurements go to a log, DIR/NAME.jsonl or --log, where NAME has the layers and the variant, such as
@@ -18,6 +19,10 @@ best of the log, and its time agrees with the log's final timing.
 With --lanes N, N processes tune and compare layers side by side (`tvmconv.benchmarks.suite_lanes`). They take turns at
 the GPU, so that one compiles while another measures, and no measurement is disturbed. A layer is compared right after
 its search, and --stop-after T ends the command in time with whole results.
+
+With --configs, there is no search: processes compile the configs that `bench prebuild list` chose for all layers, while
+the GPU measures the layers that are ready. Each layer's fastest kernel is compared with the libraries at once, so that
+a run that is interrupted has its layers so far.
 """
 
 from __future__ import annotations
@@ -25,9 +30,11 @@ from __future__ import annotations
 import argparse
 import json
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 from tvmconv import baselines as libraries
@@ -41,10 +48,15 @@ from tvmconv.cli.tune import add_search_options, assign_schedules, describe_phas
 from tvmconv.cost_model.model import cost_model_for
 from tvmconv.cost_model.similarity import layer_key
 from tvmconv.devices import Device
+from tvmconv.errors import Error
+from tvmconv.experiments.preparation import PreparedExperiment
 from tvmconv.experiments.results import PREDICTED, TUNED, UNTUNED, Result, ResultRow
 from tvmconv.experiments.sweep import LayerSelection, Sweep, measure_sweep
+from tvmconv.kernel import Kernel
+from tvmconv.logs.log import Log
 from tvmconv.logs.ranking import find_best_record
 from tvmconv.logs.record import Record
+from tvmconv.measure.workers.pool import resolve_num_workers
 from tvmconv.reports import library_comparison
 from tvmconv.reports.sweep import make_table, write_numbers, write_sweep
 from tvmconv.tvm_import import import_tvm
@@ -60,6 +72,8 @@ COMPARED = {
 }
 TIMING_SECONDS = 0.15  # time for each kernel in the comparison, all rounds included
 NUM_LANE_FINALISTS = 3  # final timings of a lane, during which the other lanes wait for the GPU
+NUM_AHEAD = 3  # layers whose inputs and references are computed while another layer is measured
+NUM_IDLE_PROCESSORS = 2  # of those that compile kernels, with --configs; they compute inputs and references
 MAX_DEVIATION = 0.10  # relative deviation from the log's final timing above which a kernel is timed again
 
 
@@ -92,12 +106,18 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     part = parser.add_mutually_exclusive_group()
     part.add_argument("--tune-only", action="store_true", help="Tune without the comparison.")
     part.add_argument("--compare-only", action="store_true", help="Compare the kernels of the log without tuning.")
+    text = "Measure the configs of files of `bench prebuild list`, in place of a search."
+    part.add_argument("--configs", nargs="+", type=Path, metavar="FILE", help=text)
+    text = "Archives (.zip) of `bench prebuild build` with kernels of these configs, or further ones."
+    parser.add_argument("--archive", nargs="+", type=Path, metavar="FILE", default=[], help=text)
     add_search_options(parser)
     parser.set_defaults(log=None)
 
 
 def run(args: argparse.Namespace) -> int:
     """Tune a suite, and compare it with libraries."""
+    if args.archive and args.configs is None:
+        raise UsageError("--archive needs --configs")
     if args.device.startswith("rpc:") and not args.tune_only:
         raise UsageError(f"kernels cannot be compared on {args.device}: expected --tune-only with this device")
     selection = options.parse_layers(args)
@@ -109,7 +129,7 @@ def run(args: argparse.Namespace) -> int:
     args.log = args.log or args.out / f"{selection.name}.jsonl"
     if args.lanes or args.stop_after:
         return _run_in_lanes(args, selection)
-    if not args.compare_only:
+    if not args.compare_only and args.configs is None:
 
         def show_layer(number: int, workload: Workload) -> None:
             print(f"{number} of {len(workloads)}: {workload.text}", file=sys.stderr, flush=True)
@@ -130,13 +150,17 @@ def _compare(args: argparse.Namespace, selection: LayerSelection) -> int:
     options.print_auto_device(args.device, device)
     comparison = _Comparison.create(args, selection, device)
     previous = _read_previous(args.out / f"{selection.name}-tuned.json", comparison.is_current)
-    return _report(args, comparison.measure(args, selection, previous), selection)
+    with ExitStack() as stack:
+        workloads = [*selection.workloads.values()]
+        ahead = {} if args.configs is None else _build_ahead(args, workloads, device, stack)
+        sweep = comparison.measure(args, selection, previous, ahead)
+    return _report(args, sweep, selection)
 
 
 def _run_in_lanes(args: argparse.Namespace, selection: LayerSelection) -> int:
     """Tune and compare the layers in several processes, write and print the results, and return the exit status."""
-    if args.tune_only or args.seconds_total is not None:
-        raise UsageError("--lanes and --stop-after exclude --tune-only and --seconds-total")
+    if args.tune_only or args.seconds_total is not None or args.configs is not None:
+        raise UsageError("--lanes and --stop-after exclude --tune-only, --seconds-total and --configs")
     device = devices.find_device(args.device)
     options.print_auto_device(args.device, device)
     args.device, args.lanes = device.text, args.lanes or 1
@@ -170,6 +194,36 @@ def _report(args: argparse.Namespace, sweep: Sweep, selection: LayerSelection) -
     return 0 if all(result.has_all_times for result in sweep.results) else 1
 
 
+def _build_ahead(
+    args: argparse.Namespace, workloads: Sequence[Workload], device: Device, stack: ExitStack
+) -> dict[str, Any]:
+    """Start to compile the configs of --configs, and return arguments of `measure_sweep` with which each layer's
+    fastest kernel is compared. The exit of `stack` ends the processes.
+    """
+    from tvmconv.benchmarks.build_ahead import AheadBuilder, find_fastest
+    from tvmconv.benchmarks.prebuild import identify, read_archives, read_configs
+
+    order = {workload.text: number for number, workload in enumerate(workloads)}
+    archived = read_archives(args.archive, device)
+    known = {identify(entry) for kernels in archived.values() for entry, _ in kernels}
+    listed = {identify(entry): entry for path in args.configs for entry in read_configs(path)}
+    entries = [e for name, e in listed.items() if name not in known and e["workload"] in order]
+    entries.sort(key=lambda entry: order[entry["workload"]])
+    builder = AheadBuilder(entries, archived, args.workers or max(1, resolve_num_workers(None) - NUM_IDLE_PROCESSORS))
+    stack.callback(builder.close)
+    log = Log(args.log)
+
+    def complete(experiment: PreparedExperiment) -> None:
+        problem = experiment.problem
+        try:
+            kernel: Kernel | Error = find_fastest(problem, builder.get_kernels(problem.workload), device, log)
+        except Error as error:
+            kernel = error
+        experiment.add_kernel(TUNED, kernel)
+
+    return {"complete": complete, "num_ahead": NUM_AHEAD}
+
+
 def _includes_untuned(args: argparse.Namespace, workloads: Sequence[Workload], device: Device) -> bool:
     """Return whether schedules without tuning are compared: as the command says, or unless they would take long."""
     if args.all_schedules is not None:
@@ -201,8 +255,16 @@ class _Comparison:
             with_predicted=args.predicted,
         )
 
-    def measure(self, args: argparse.Namespace, selection: LayerSelection, previous: Sweep | None) -> Sweep:
-        """Measure the layers that earlier results lack, write the numbers after each, and return all results."""
+    def measure(
+        self,
+        args: argparse.Namespace,
+        selection: LayerSelection,
+        previous: Sweep | None,
+        ahead: Mapping[str, Any] = MappingProxyType({}),
+    ) -> Sweep:
+        """Measure the layers that earlier results lack, write the numbers after each, and return all results. `ahead`
+        has the arguments of `measure_sweep` for kernels that are compiled ahead, instead of those of the log.
+        """
         workloads = [*selection.workloads.values()]
         with options.report_fallbacks():
             return measure_sweep(
@@ -215,7 +277,7 @@ class _Comparison:
                 previous_sweep=previous,
                 counts=selection.counts,
                 workload_arguments=self.choose_schedules,
-                log=args.log,
+                log=None if ahead else args.log,
                 predicted=args.predicted,
                 extra_provenance=describe_training_layers(workloads, self.device) if args.predicted else "",
                 baselines=self.baselines,
@@ -223,6 +285,7 @@ class _Comparison:
                 seconds=TIMING_SECONDS,
                 verify=args.verify,
                 sustained=args.sustained,
+                **ahead,
             )
 
     def list_untuned(self, workload: Workload) -> list[str]:
