@@ -14,6 +14,7 @@ from tvmconv.compiler import lowering as lowering
 from tvmconv.compiler.executable import ArrayType, Executable, LaunchConfig
 from tvmconv.compiler.lowered_module import LoweredKernel, LoweredModule
 from tvmconv.compiler.source import strip_preamble
+from tvmconv.devices import sharing
 from tvmconv.errors import CompileError, DeviceError, WorkloadError
 from tvmconv.html import make_html_details, make_html_properties
 from tvmconv.space import Config, Value, format_value
@@ -328,7 +329,8 @@ class Kernel:
             array_types = self.lowered_module.arrays[:-1]
             arrays = [np.ascontiguousarray(x, a.dtype) for x, a in zip(inputs, array_types, strict=True)]
             written = inputs[-1:] if STATS in self.workload.epilogue else ()
-            return self.loaded_kernel.run(arrays, *written)
+            with sharing.hold_gpu():
+                return self.loaded_kernel.run(arrays, *written)
         return self.loaded_kernel.call_dlpack(inputs)
 
     def verify(self, problem: Problem | None = None, *, full: bool = False) -> Verification:

@@ -168,7 +168,6 @@ def run_schedules(
         experiment.build_all_kernels()  # other processes use the GPU meanwhile
         libraries.import_modules(baselines)
     with ExitStack() as stack:
-        stack.enter_context(sharing.hold_gpu())
         # Libraries come first, because they may not support this device.
         library_entries = [benchmark.prepare_library(name, stack) for name in baselines]
         entries = [
@@ -179,9 +178,10 @@ def run_schedules(
             entry = benchmark.prepare_kernel(experiment, name)
             entry.row = entry.row.with_name(name)
             entries.append(entry)
-        benchmark.time_in_rounds([*entries, *library_entries])
-        if read_sensors:
-            benchmark.measure_sustained([*entries, *library_entries], read_sensors, sustained)
+        with sharing.hold_gpu():
+            benchmark.time_in_rounds([*entries, *library_entries])
+            if read_sensors:
+                benchmark.measure_sustained([*entries, *library_entries], read_sensors, sustained)
     errors = [entry.error for entry in entries[:num_schedules] if entry.error]
     if len(errors) == num_schedules and len({str(error) for error in errors}) == 1:
         raise errors[0]  # the cause is not a schedule, but for example too little memory
@@ -277,7 +277,8 @@ class _Benchmark:
             cold=self.is_cold,
         )
         try:
-            library_run = run_library(seconds=self.round_seconds)
+            with sharing.hold_gpu():
+                library_run = run_library(seconds=self.round_seconds)
         except UnsupportedDeviceError:
             raise
         except Error as error:
