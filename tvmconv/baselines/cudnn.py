@@ -9,6 +9,7 @@ import time
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager, contextmanager
+from dataclasses import dataclass
 from typing import Any, ClassVar
 
 import numpy as np
@@ -22,6 +23,7 @@ from tvmconv.devices import sharing
 from tvmconv.devices.cuda.device import CudaDevice
 from tvmconv.devices.cuda.graphs import (
     IDLE_WARM_UP_SECONDS,
+    GraphTimer,
     Replay,
     capture_until_long_enough,
     time_between_events,
@@ -39,7 +41,7 @@ from tvmconv.workloads.filters import Filter
 AnyConv = Conv | DerivedConv | Filter
 
 NEAR_RATIO = 1.15  # calls within this factor of the fastest are picked again
-NUM_ALGORITHMS = (0, 2, 3, 4, 6, 8, 10, 12, 16, 24)  # algorithms that cuDNN tries, by round; 0: all
+NUM_ALGORITHMS = (4, 8, 2, 3, 6, 10, 12, 16, 24, 0)  # algorithms that cuDNN tries, by round; 0: all
 MAX_UNIMPROVED_ROUNDS = len(NUM_ALGORITHMS) + 2  # rounds without a faster pick after which picking ends
 MIN_IMPROVEMENT = 0.01  # fraction by which a pick must be faster to count as an improvement
 PICK_SECONDS, MIN_PICK_REPLAYS = 0.02, 5  # timing of each pick
@@ -92,7 +94,14 @@ def time_cudnn(
         torch.cuda.empty_cache()
 
     output = fastest.compute_output()
-    return Baseline(timing, output, fastest.pick.description, time_again=fastest.time_elsewhere, close=close)
+    return Baseline(
+        timing,
+        output,
+        fastest.pick.description,
+        time_again=fastest.time_elsewhere,
+        close=close,
+        open_timer=fastest.open_timer,
+    )
 
 
 def pick_fastest(w: AnyConv, inputs: Sequence[NDArray[Any]], gpu: CudaDevice, *, cold: bool) -> CudnnPickThread:
@@ -122,7 +131,7 @@ def pick_fastest(w: AnyConv, inputs: Sequence[NDArray[Any]], gpu: CudaDevice, *,
         if candidate is not None:
             candidate.close()
 
-    for num_algorithms in (0, None):
+    for num_algorithms in (None, NUM_ALGORITHMS[0]):
         for number in calls_by_number:
             try_pick(number, num_algorithms)
     started_at, num_unimproved = time.monotonic(), 0  # the first picks, which load libraries, do not count
@@ -185,6 +194,12 @@ class CudnnPickThread:
         self._thread.submit(self.pick.move_tensors).result()
         return self.time(seconds)
 
+    @contextmanager
+    def open_timer(self) -> Iterator[PickTimer]:
+        """Open a timer of turns, in tensors that were not used before if their location may matter."""
+        self._thread.submit(self.pick.move_tensors).result()
+        yield PickTimer(self._thread, self.pick, self._thread.submit(self.pick.start_timer).result())
+
     def compute_output(self) -> NDArray[Any] | None:
         """Return Y as the pick computes it; None if the call is not verified."""
         return self._thread.submit(self.pick.compute_output).result()
@@ -193,6 +208,23 @@ class CudnnPickThread:
         """End the thread and free the tensors of the pick."""
         self._thread.shutdown()
         self.pick.close()
+
+
+@dataclass(frozen=True)
+class PickTimer:
+    """Timer of a pick in turns, in its thread."""
+
+    thread: ThreadPoolExecutor
+    pick: CudnnPick
+    timer: GraphTimer
+
+    def take_turn(self, seconds: float) -> None:
+        """Time launches for about these seconds."""
+        self.thread.submit(self.pick.take_turn, self.timer, seconds).result()
+
+    def finish(self) -> Timing:
+        """Return the times of all turns."""
+        return self.timer.finish()
 
 
 class CudnnPick:
@@ -262,6 +294,16 @@ class CudnnPick:
             timing = time_buffer_sets(self._capture, self._stream.cuda_stream, self._sets, seconds)
         self._busy_until[self._gpu.index] = time.monotonic()
         return timing
+
+    def start_timer(self) -> GraphTimer:
+        """Return a timer of turns after a warm-up; only in the thread that created this object."""
+        with self._on_stream():
+            return GraphTimer(self._capture, self._stream.cuda_stream, self._sets)
+
+    def take_turn(self, timer: GraphTimer, seconds: float) -> None:
+        """Time launches by a timer of `start_timer` for about these seconds; likewise in one thread."""
+        with self._on_stream():  # a graph is replayed on the current stream
+            timer.take_turn(seconds)
 
     def time_briefly(self) -> float:
         """Return the median seconds of a launch for `PICK_SECONDS`, without a warm-up; likewise in one thread."""

@@ -71,7 +71,7 @@ COMPARED = {
     "filter2d": ("register",),
 }
 TIMING_SECONDS = 0.15  # time for each kernel in the comparison, all rounds included
-NUM_LANE_FINALISTS = 3  # final timings of a lane, during which the other lanes wait for the GPU
+NUM_LANE_FINALISTS = 2  # final timings of a lane, during which the other lanes wait for the GPU
 NUM_AHEAD = 6  # layers whose inputs and references are computed while another layer is measured
 NUM_IDLE_PROCESSORS = 2  # of those that compile kernels, with --configs; they compute inputs and references
 MAX_DEVIATION = 0.10  # relative deviation from the log's final timing above which a kernel is timed again
