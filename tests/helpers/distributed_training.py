@@ -34,7 +34,7 @@ def make_batches(rank, num_processes, device):
     generator = torch.Generator().manual_seed(0)
     patterns = torch.randn(10, 3, 32, 32, generator=generator)
     labels = torch.randint(10, (NUM_BATCHES, BATCH), generator=generator)
-    images = patterns[labels] * 0.3 + torch.randn(NUM_BATCHES, BATCH, 3, 32, 32, generator=generator)
+    images = patterns[labels] + torch.randn(NUM_BATCHES, BATCH, 3, 32, 32, generator=generator)
     part = slice(rank, None, num_processes)
     return [
         (x[part].to(device).contiguous(memory_format=torch.channels_last), y[part].to(device))

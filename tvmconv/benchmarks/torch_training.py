@@ -40,7 +40,7 @@ from tvmconv.cli.progress import progress_line
 from tvmconv.experiments.provenance import describe_provenance
 from tvmconv.reports.tables import EMPTY_CELL, Table, format_micros, format_significant, make_table
 
-PYTORCH, OURS = "PyTorch", "tvmconv"
+PYTORCH, OURS, OURS_FUSED = "PyTorch", "tvmconv", "tvmconv, fused"
 BY_BACKEND = "tvmconv, compiled (backend)"
 BY_EAGER_BACKEND = "tvmconv, compiled (backend, eager)"
 DTYPES = {"f16": "float16", "bf16": "bfloat16", "f32": "float32", "tf32": "float32"}
@@ -116,6 +116,8 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--backend", action="store_true", help="Compile with the backend tvmconv as well.")
     text = "Use the backend tvmconv without a compiler for the rest of the graph as well"
     parser.add_argument("--backend-eager", action="store_true", help=f"{text}.")
+    text = "Optimize with operators for normalizations and element-wise operations as well"
+    parser.add_argument("--fused", action="store_true", help=f"{text}.")
     text = "Number of kernels to list for each variant"
     options.add_option(parser, "--kernels", "N", text, type=options.parse_count)
     layouts = ("channels_last", "contiguous")
@@ -242,9 +244,10 @@ def _measure(name: str, args: argparse.Namespace) -> Iterator[tuple[list[dict[st
             tuning: dict[str, Any] = {"seconds": args.seconds, "log": args.out / "torch-training.jsonl"}
             if args.seconds is None and not tuning["log"].exists():
                 tuning["log"] = None
+            tuning["fused"] = args.fused
             optimized = tvmconv.torch.optimize(copy.deepcopy(model), images, train=True, progress=show, **tuning)
         layers = tvmconv.torch.get_training_report(optimized)
-        add(make(OURS, optimized, started_at))
+        add(make(OURS_FUSED if args.fused else OURS, optimized, started_at))
         yield _time_in_turns(variants), layers
         log = tuning["log"] if tuning["log"] and tuning["log"].exists() else None  # none if no kernel was timed
         backend, eager_backend = (
