@@ -1,6 +1,6 @@
 """Make a table of training steps of PyTorch models, one line each, from the results of `tvmconv bench torch-training`.
 
-tvmconv bench torch-training-table tuning_logs/*/torch-training/*.json.gz --update-page docs/torch.md
+tvmconv bench torch-training-table tuning_logs/*/torch-training/*.json.gz --update-page docs/torch-training.md
 """
 
 from __future__ import annotations
