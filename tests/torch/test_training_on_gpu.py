@@ -190,11 +190,13 @@ def test_kernels_with_statistics_train_batch_norms_as_pytorch_does():
     assert differ(compiled, wanted, FLOOR) < 0.1
 
 
-def test_a_whole_step_is_captured_in_a_graph():
+@pytest.mark.parametrize("fused", [False, True])
+def test_a_whole_step_is_captured_in_a_graph(fused):
     data = make_data(1)
     x, y = data[0]
     model = make_network()
-    ours = optimize(copy.deepcopy(model), x, choose="tuned")
+    ours = optimize(copy.deepcopy(model), x, choose="tuned", fused=fused)
+    assert fused == any("5 batch normalizations" in note for note in tvmconv.torch.get_training_report(ours).notes)
     wanted = train(copy.deepcopy(model), data, 8)
     optimizer = torch.optim.SGD(ours.parameters(), lr=0.02, momentum=0.9, fused=True)
     scaler = torch.amp.GradScaler("cuda")
