@@ -2,6 +2,10 @@
 
     python scripts/sanitize.py --device cuda:0 conv2d:1x13x17x19,11x13x3x3,s1,p1
     python scripts/sanitize.py --device cuda:0 --schedule winograd --num-configs 6 conv2d:2x24x13x17,20x24x3x3,s1,p1
+    python scripts/sanitize.py --device cuda:0 --archive kernels.zip
+
+With --archive, the kernels of an archive of `tvmconv bench prebuild build` run instead, without TVM and its compilers,
+which take most of the time under compute-sanitizer.
 
 It needs compute-sanitizer on the PATH, and prints a line for each tool and workload. The exit status is 1 if a tool
 reports an error.
@@ -17,11 +21,13 @@ import sys
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from itertools import product
+from pathlib import Path
 
 import numpy as np
 
 import tvmconv as tc
 from tvmconv import devices
+from tvmconv.benchmarks.prebuild import read_entries
 from tvmconv.cli import options
 from tvmconv.cli.errors import CommandParser, run_guarded
 from tvmconv.errors import DeviceError
@@ -104,35 +110,50 @@ def _run(argv: Sequence[str]) -> int:
     options.add_option(parser, "--schedule", "NAME", "Schedule to run (default: all)", repeat=True)
     text, count = "Number of random configs per schedule", options.parse_count
     options.add_option(parser, "--num-configs", "N", text, former="--drawn", type=count, default=1)
+    text = "Archive of kernels to run, in place of workloads."
+    parser.add_argument("--archive", type=Path, metavar="FILE", help=text)
     parser.add_argument("--launch-only", action="store_true", help="Verify each kernel once, without the sanitizer.")
     args = parser.parse_args(argv)
 
-    workloads = [tc.parse(text) for text in args.workloads]
+    if args.launch_only and args.archive:
+        return 0 if _verify_archive(args.archive, args.device) else 1
     if args.launch_only:
-        return 0 if all(_verify(w, args) for w in workloads) else 1
+        return 0 if all(_verify(tc.parse(text), args) for text in args.workloads) else 1
+    inputs = [f"--archive={args.archive}"] if args.archive else [tc.parse(text).text for text in args.workloads]
     devices.find_device(args.device)
     sanitizer = shutil.which("compute-sanitizer")
     if sanitizer is None:
         raise DeviceError("compute-sanitizer is not on the PATH: it comes with the CUDA toolkit")
 
-    def check(task: tuple[Workload, str]) -> subprocess.CompletedProcess[str]:
-        w, tool = task
+    def check(task: tuple[str, str]) -> subprocess.CompletedProcess[str]:
+        text, tool = task
         named = [part for name in args.schedule for part in ("--schedule", name)]
         choice = ["--device", args.device, "--num-configs", str(args.num_configs), *named]
-        command = [sys.executable, __file__, "--launch-only", *choice, str(w)]
+        command = [sys.executable, __file__, "--launch-only", *choice, text]
         options = ["--tool", tool, *TOOLS[tool], "--error-exitcode", str(ERROR_STATUS), "--target-processes", "all"]
         return subprocess.run([sanitizer, *options, *command], capture_output=True, text=True, check=False)
 
     clean = True
-    tasks = list(product(workloads, TOOLS))
+    tasks = list(product(inputs, TOOLS))
     with ThreadPoolExecutor(NUM_PROCESSES) as threads:
-        for (w, tool), done in zip(tasks, threads.map(check, tasks), strict=True):
+        for (text, tool), done in zip(tasks, threads.map(check, tasks), strict=True):
             last = (done.stdout.strip() or done.stderr.strip()).splitlines()[-1]
-            print(f"{tool:9}  {w}  {last.lstrip('= ')}", flush=True)
+            print(f"{tool:9}  {text}  {last.lstrip('= ')}", flush=True)
             if done.returncode:
                 clean = False
                 print(done.stdout + done.stderr, file=sys.stderr)
     return 0 if clean else 1
+
+
+def _verify_archive(path: Path, device_name: str) -> bool:
+    """Run each kernel of an archive once, and return whether all results are right."""
+    device, problems = devices.find_device(device_name), dict[str, tc.Problem]()
+    verifications = []
+    for entry, _, executable in read_entries(path):
+        problem = problems.setdefault(entry["workload"], tc.Problem(tc.parse(entry["workload"])))
+        verifications.append(problem.check(device.load(executable).run(problem.inputs)))
+    print(f"{len(verifications)} kernels, {sum(not found.ok for found in verifications)} wrong")
+    return all(found.ok for found in verifications)
 
 
 def _verify(w: Workload, args: argparse.Namespace) -> bool:

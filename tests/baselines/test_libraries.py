@@ -127,6 +127,7 @@ def pick(monkeypatch, described):
     def run(text="conv2d:1x4x6x6,4x4x3x3,f16,nhwc,bias,relu", **seconds):
         picks = FakePicks(**seconds)
         monkeypatch.setattr(cudnn, "CudnnPickThread", picks)
+        monkeypatch.setattr(cudnn, "copy_to_gpu", lambda inputs, gpu: inputs)
         w = parse(text)
         return cudnn.pick_fastest(w, w.inputs(0), described, cold=False), picks
 

@@ -10,6 +10,7 @@ import pytest
 
 from tvmconv.baselines.metaschedule import MetaScheduleResult, check_device, read_search, run_bounded
 from tvmconv.baselines.metaschedule_model import count_trials
+from tvmconv.baselines.metaschedule_sampling import read_candidates
 from tvmconv.errors import DeviceError, Error
 
 FAILED = 10000000000  # what MetaSchedule writes for a trial without a time
@@ -87,3 +88,18 @@ def test_modules_that_it_needs_are_named(monkeypatch):
     monkeypatch.setattr("tvmconv.baselines.metaschedule.importlib.util.find_spec", lambda name: None)
     with pytest.raises(DeviceError, match="pip install psutil cloudpickle xgboost"):
         check_device(SimpleNamespace(kind="cuda", text="cuda:0"))
+
+
+def test_candidates_of_all_processes_come_in_rounds(tmp_path):
+    for rank, workloads, candidates in [(0, ["a", "c"], [(0, 0, 0), (0, 2, 1), (1, 0, 0)]), (1, ["b"], [(0, 1, 0)])]:
+        own = tmp_path / f"built-{rank}"
+        own.mkdir()
+        own.joinpath("database_workload.json").write_text("".join(f"{name}\n" for name in workloads))
+        lines = [json.dumps({"round": number, "task": task, "file": "x"}) for number, task, _ in candidates]
+        records = [json.dumps([index, [f"trace{task}.{number}"]]) for number, task, index in candidates]
+        own.joinpath("candidates.jsonl").write_text("\n".join([*lines, '{"rou']))
+        own.joinpath("database_tuning_record.json").write_text("\n".join([*records, "[0, ["]))
+    tmp_path.joinpath("built-2").mkdir()  # its process was ended before it had built any
+    workloads, candidates = read_candidates(tmp_path)
+    assert [each["record"] for each in candidates] == [["trace0.0"], ["trace1.0"], ["trace2.0"], ["trace0.1"]]
+    assert [workloads[each["workload"]] for each in candidates] == ["a", "b", "c", "a"]

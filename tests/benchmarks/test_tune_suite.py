@@ -3,14 +3,16 @@
 import json
 import math
 import runpy
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
+import tvmconv.kernel
 from tvmconv import naive_cost, registry
 from tvmconv.baselines.base import REGISTRY, Baseline
-from tvmconv.benchmarks import tune_suite
+from tvmconv.benchmarks import build_ahead, prebuild, tune_suite
 from tvmconv.devices import Timing, find_device
 from tvmconv.experiments.sweep import Sweep
 from tvmconv.logs.lines import InvalidLines
@@ -243,3 +245,56 @@ def test_a_comparison_counts_the_layers_that_the_model_has_seen(capsys):
     assert "the model has seen records of 5 of these 10 layers" in capsys.readouterr().err
     assert tell(unseen, place) == "a model that has seen none of the 5 layers"
     assert tell(seen, find_device("sm_80")) == capsys.readouterr().err == ""
+
+
+@pytest.fixture
+def listed(tmp_path, mine, monkeypatch):
+    """Configs of both layers in a file, which are built for OpenCL by threads; one of them cannot be built."""
+
+    def build(workload, schedule, *, arch, config):
+        return tvmconv.kernel.build(workload, schedule, device="opencl:0", config=config)
+
+    monkeypatch.setattr(build_ahead, "ProcessPoolExecutor", lambda workers, mp_context: ThreadPoolExecutor(1))
+    monkeypatch.setattr(prebuild.tc, "build", build)
+    path, texts = tmp_path / "configs.jsonl", [layer["text"] for layer in json.loads(Path(mine).read_text())]
+    entries = [
+        {"workload": parse(text).text, "schedule": name, "config": {}, "arch": "sm_90"}
+        for text in [*texts, "conv2d:1x2x6x6,2x2x1x1"]  # the last one is no layer of the suite
+        for name in ("tiling", "direct")
+    ]
+    entries.insert(0, {**entries[0], "config": {"no_knob": 1}})
+    path.write_text("".join(f"{json.dumps(entry)}\n" for entry in entries))
+    return path
+
+
+def test_listed_configs_are_measured_and_compared_at_once(bench, mine, listed, tmp_path, capsys):
+    how = ["--no-ladder", "--baseline", "none", "--device", "opencl:0", "-o", tmp_path]
+    assert bench(["--suite", mine, "--configs", listed, *how]) == 0
+    assert "no_knob" in capsys.readouterr().err
+    records, sweep = records_of(tmp_path / "mine.jsonl"), Sweep.read(tmp_path / "mine-tuned.json")
+    assert len([record for record in records if not record.final]) == 4
+    for result in sweep.results:
+        fastest = min((r for r in records if r.final and r.workload == result.workload), key=lambda r: r.cost)
+        (row,) = result.rows
+        assert (row.name, row.schedule, row.config) == ("tuned", fastest.schedule, fastest.config)
+        assert row.verified
+        assert row.seconds > 0
+
+
+def test_a_layer_without_configs_fails_alone(bench, mine, listed, tmp_path):
+    first = parse(json.loads(Path(mine).read_text())[0]["text"]).text
+    kept = [line for line in listed.read_text().splitlines() if json.loads(line)["workload"] != first]
+    listed.write_text("\n".join(kept))
+    how = ["--no-ladder", "--baseline", "none", "--device", "opencl:0", "-o", tmp_path]
+    assert bench(["--suite", mine, "--configs", listed, *how]) == 1
+    rows = [row for result in Sweep.read(tmp_path / "mine-tuned.json").results for row in result.rows]
+    assert [row.failure is None for row in rows] == [False, True]
+
+
+@pytest.mark.parametrize("text", ["", "nothing", "[]", "{}"])
+def test_what_lists_no_configs_is_refused(bench, mine, tmp_path, text, capsys):
+    path = tmp_path / "configs.jsonl"
+    if text:
+        path.write_text(text)
+    assert bench(["--suite", mine, "--configs", path, "--device", "opencl:0", "-o", tmp_path]) == 2
+    assert capsys.readouterr().err.count("\n") == 1

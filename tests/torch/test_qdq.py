@@ -43,9 +43,9 @@ class Quantized(nn.Module):
         return self.convolve("c", z, 0) + z.mean()
 
 
-def export(*arguments):
+def export(*arguments, device="cpu"):
     torch.manual_seed(0)
-    model, x = Quantized(*arguments).eval(), torch.randn(2, 16, 6, 7)
+    model, x = Quantized(*arguments).eval().to(device), torch.randn(2, 16, 6, 7).to(device)
     return model, x, torch.export.export(model, (x,)).module()
 
 
@@ -53,10 +53,12 @@ def is_quantized(line):
     return ",i8," in line.workload
 
 
-def test_exported_pairs_become_kernels_of_integers(tmp_path, monkeypatch):
+@pytest.mark.parametrize("device", ["cpu", pytest.param("cuda:0", marks=pytest.mark.gpu)])
+def test_exported_pairs_become_kernels_of_integers(tmp_path, monkeypatch, device):
     monkeypatch.setattr(timing, "MAX_SAMPLES", 1)
     monkeypatch.setattr(timing, "MAX_TIMING_SECONDS", 0)
-    model, x, exported = export(torch.uint8)
+    monkeypatch.setattr(torch.backends.cudnn, "allow_tf32", False)
+    model, x, exported = export(torch.uint8, device=device)
     ours = tvmconv.torch.optimize(exported, x, choose="tuned")
     lines = ours.report().lines
     assert [line.workload.partition("i8,nhwc,")[2] for line in lines] == [
@@ -70,8 +72,9 @@ def test_exported_pairs_become_kernels_of_integers(tmp_path, monkeypatch):
         "conv2d:2x16x6x5",
     ]
     assert all(line.implementation != PYTORCH_NAME for line in lines)
+    tolerance = 1e-5 if device == "cpu" else 3e-3  # of a few results that are rounded the other way
     with torch.no_grad():
-        assert torch.allclose(ours(x), model(x), atol=1e-5)
+        assert (ours(x) - model(x)).norm() < tolerance * model(x).norm()
         ours.save(tmp_path / "model.tvmconv")
         assert torch.equal(tvmconv.torch.load(tmp_path / "model.tvmconv")(x), ours(x))
 

@@ -111,10 +111,12 @@ class Pointwise(nn.Module):
         return self.padded(x)
 
 
-def test_outputs_of_relu_use_all_integers_unless_readers_pad_them():
+@pytest.mark.parametrize("device", ["cpu", pytest.param("cuda:0", marks=pytest.mark.gpu)])
+def test_outputs_of_relu_use_all_integers_unless_readers_pad_them(device):
     """The bias has the zero point -128 of such an output, and the store saturates in place of the ReLU."""
     torch.manual_seed(0)
     model, batches = Pointwise().eval(), [torch.randn(2, 16, 7, 7) for _ in range(2)]
+    model, batches = model.to(device), [batch.to(device) for batch in batches]
     options = {"dtype": "i8", "calibrate": batches, "observer": "minmax"}
     quantized = tvmconv.torch.quantize(model, batches[0], **options)
     texts = [line.workload.partition("nhwc,")[2] for line in quantized.report().lines]
@@ -128,8 +130,9 @@ def test_outputs_of_relu_use_all_integers_unless_readers_pad_them():
     ]
     optimized = tvmconv.torch.optimize(model, batches[0], choose="tuned", **options)
     assert all(line.implementation != PYTORCH_NAME for line in optimized.report().lines)
+    tolerance = 1e-5 if device == "cpu" else 3e-3  # of a few results that are rounded the other way
     with torch.no_grad():
-        assert (optimized(batches[1]) - quantized(batches[1])).norm() < 1e-5 * quantized(batches[1]).norm()
+        assert (optimized(batches[1]) - quantized(batches[1])).norm() < tolerance * quantized(batches[1]).norm()
 
 
 class Gated(nn.Module):

@@ -19,14 +19,16 @@ from tvmconv.workloads.filters import Filter
 TimeLibrary = Callable[..., "Baseline"]
 
 REGISTRY: dict[str, TimeLibrary] = {}  # by name, filled by the import of the package's modules
+MODULES: dict[str, str] = {}  # modules of libraries that take seconds to import, likewise
 
 
-def baseline(name: str) -> Callable[[TimeLibrary], TimeLibrary]:
+def baseline(name: str, module: str | None = None) -> Callable[[TimeLibrary], TimeLibrary]:
     """Return a decorator that registers `f(w, inputs, *, device, cold=False, seconds=0.5) -> Baseline` under a name.
 
     The function gets all arguments of the workload except Y, times it with a cold cache if `cold`, and spends about
     `seconds` of device time. It imports the library when it is called. It raises `UnsupportedDeviceError` if the
     library never supports the device, and another `Error` if the library is missing or cannot compute the workload.
+    `module` is the library's module if its import takes seconds, which `import_modules` can do before.
     """
 
     def register(function: TimeLibrary) -> TimeLibrary:
@@ -34,6 +36,8 @@ def baseline(name: str) -> Callable[[TimeLibrary], TimeLibrary]:
         if other.__module__ != function.__module__:
             raise Error(f"baseline {name} is defined in {other.__module__} and {function.__module__}")
         REGISTRY[name] = function
+        if module:
+            MODULES[name] = module
         return function
 
     return register

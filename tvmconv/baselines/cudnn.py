@@ -11,12 +11,14 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager, contextmanager
 from typing import Any, ClassVar
 
+import numpy as np
 from numpy.typing import NDArray
 
 from tvmconv.baselines.base import Baseline, baseline, require_gpu, translate_library_errors
 from tvmconv.baselines.torch_calls import Tensors, TorchConvCall, list_calls, to_tensor
 from tvmconv.baselines.torch_gradient_calls import list_gradient_calls
 from tvmconv.compiler.executable import ArrayType
+from tvmconv.devices import sharing
 from tvmconv.devices.cuda.device import CudaDevice
 from tvmconv.devices.cuda.graphs import (
     IDLE_WARM_UP_SECONDS,
@@ -41,13 +43,13 @@ NUM_ALGORITHMS = (0, 2, 3, 4, 6, 8, 10, 12, 16, 24)  # algorithms that cuDNN tri
 MAX_UNIMPROVED_ROUNDS = len(NUM_ALGORITHMS) + 2  # rounds without a faster pick after which picking ends
 MIN_IMPROVEMENT = 0.01  # fraction by which a pick must be faster to count as an improvement
 PICK_SECONDS, MIN_PICK_REPLAYS = 0.02, 5  # timing of each pick
-MAX_PICKING_SECONDS = 3.0  # time after which picking ends; some calls have very many algorithms
+MAX_PICKING_SECONDS = 1.5  # time after which picking ends; some calls have very many algorithms
 WARM_UP_VALUES = 1 << 24  # float32 values of the warm-up kernel
 MAX_IDLE_SECONDS = 0.2  # after a longer pause the GPU may have lowered its clocks
 NUM_BUSY_LAUNCHES = 300  # launches of it, some 10 ms, that keep the clocks of a busy GPU steady before a trial
 
 
-@baseline("cudnn")
+@baseline("cudnn", module="torch")
 def time_cudnn(
     w: AnyConv,
     inputs: Sequence[NDArray[Any]],
@@ -76,7 +78,8 @@ def time_cudnn(
     torch = torch_with_cudnn()  # raises before threads are started
     try:
         with translate_library_errors("cuDNN through PyTorch", gpu, RuntimeError), torch.cuda.device(gpu.index):
-            warm_up_gpu(torch, gpu, torch.cuda.current_stream(gpu.index).cuda_stream, IDLE_WARM_UP_SECONDS)
+            if time.monotonic() - sharing.get_last_use() > MAX_IDLE_SECONDS:
+                warm_up_gpu(torch, gpu, torch.cuda.current_stream(gpu.index).cuda_stream, IDLE_WARM_UP_SECONDS)
         fastest = pick_fastest(w, inputs, gpu, cold=cold)
         timing = fastest.time(seconds)
     finally:
@@ -97,6 +100,7 @@ def pick_fastest(w: AnyConv, inputs: Sequence[NDArray[Any]], gpu: CudaDevice, *,
     """
     errors: list[DeviceError] = []
     fastest: CudnnPickThread | None = None
+    tensors = copy_to_gpu(inputs, gpu)
     best_seconds: dict[int, float] = {}  # by number of the call
     calls = list_gradient_calls(w) if isinstance(w, DerivedConv) else list_calls(w)
     calls_by_number = dict(enumerate(calls))
@@ -106,7 +110,7 @@ def pick_fastest(w: AnyConv, inputs: Sequence[NDArray[Any]], gpu: CudaDevice, *,
         nonlocal fastest
         call = calls_by_number[number]
         try:
-            candidate = CudnnPickThread(w, call, inputs, gpu, cold=cold, num_algorithms=num_algorithms)
+            candidate = CudnnPickThread(w, call, tensors, gpu, cold=cold, num_algorithms=num_algorithms)
         except DeviceError as error:
             errors.append(error)
             return
@@ -131,6 +135,18 @@ def pick_fastest(w: AnyConv, inputs: Sequence[NDArray[Any]], gpu: CudaDevice, *,
     if fastest is None:
         raise errors[0]
     return fastest
+
+
+def copy_to_gpu(inputs: Sequence[NDArray[Any]], gpu: CudaDevice) -> list[Any]:
+    """Return arrays as tensors of a GPU, from which each pick copies its own faster than from the host."""
+    tensors = [_copy_to_gpu(array, gpu) for array in inputs]
+    torch_with_cudnn().cuda.synchronize(gpu.index)  # picks read them on streams of their own
+    return tensors
+
+
+def _copy_to_gpu(value: Any, gpu: CudaDevice) -> Any:
+    """Return an array, or a copy of a tensor, as a tensor of a GPU."""
+    return to_tensor(value).to(gpu.text) if isinstance(value, np.ndarray) else value.clone()
 
 
 def warm_up_gpu(torch: Any, gpu: CudaDevice, stream: int, seconds: float | None = None) -> None:
@@ -190,7 +206,7 @@ class CudnnPick:
         self,
         w: AnyConv,
         call: TorchConvCall,
-        inputs: Sequence[NDArray[Any]],
+        inputs: Sequence[Any],
         gpu: CudaDevice,
         *,
         cold: bool,
@@ -207,10 +223,9 @@ class CudnnPick:
         tf32 = "TF32" if self._tf32 else "no TF32"
         self.description = ", ".join([*_format_versions(torch), algorithm, tf32, *call.notes])
         with self._on_stream():
-            self._copies = [
-                call.prepare(*(to_tensor(x).to(gpu.text) for x in inputs)) for _ in range(self._sets.num_sets)
-            ]
-            if time.monotonic() - self._busy_until.get(gpu.index, -math.inf) > MAX_IDLE_SECONDS:
+            self._copies = [call.prepare(*(_copy_to_gpu(x, gpu) for x in inputs)) for _ in range(self._sets.num_sets)]
+            last_use = max(self._busy_until.get(gpu.index, -math.inf), sharing.get_last_use())
+            if time.monotonic() - last_use > MAX_IDLE_SECONDS:
                 warm_up_gpu(torch, gpu, self._stream.cuda_stream)
             else:
                 keep_gpu_busy(torch, gpu)

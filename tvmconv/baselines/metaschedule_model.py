@@ -15,13 +15,15 @@ import statistics
 import sys
 import time
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from tvmconv import devices
+from tvmconv.baselines import metaschedule_sampling
 from tvmconv.baselines.metaschedule import (
     CLOCK_FILE,
     FAILED_SECONDS,
@@ -31,6 +33,7 @@ from tvmconv.baselines.metaschedule import (
     read_search,
     run_bounded,
 )
+from tvmconv.baselines.metaschedule_sampling import TASKS_FILE
 from tvmconv.compiler.cuda_environment import make_cuda_environment
 from tvmconv.compiler.tensor_intrinsics import import_tensor_intrinsics
 from tvmconv.devices import Device
@@ -44,7 +47,8 @@ STRATEGIES = ("evolutionary", "replay-trace")  # MetaSchedule's default, and ran
 MIN_REPEAT_MILLISECONDS = 20  # of a timing; 100 by default, with which timing takes most of a short search
 MAX_TRIALS = 100_000  # the time limit ends the search
 CORES_PER_SEARCH = 4  # searches that share the tasks: one would leave most cores idle between its rounds
-_TASKS_FILE, _LOCK_FILE = "tasks.json", "lock"
+BUILD_FRACTION = 0.7  # of the time for random candidates; the rest is for timing them
+_LOCK_FILE = "lock"
 
 
 @dataclass(frozen=True)
@@ -63,7 +67,13 @@ class ModuleSearchResult(MetaScheduleResult):
 
 
 def tune_module(
-    mod: IRModule, device: Device, folder: Path, *, log: Path, seconds: float, strategy: str = STRATEGIES[0]
+    mod: IRModule,
+    device: Device,
+    folder: Path,
+    *,
+    log: Path,
+    seconds: float,
+    use_gpu: Callable[[], AbstractContextManager[None]] = nullcontext,
 ) -> ModuleSearchResult:
     """Search for schedules of a module's functions, and write databases to a folder. Several searches share the tasks.
 
@@ -73,24 +83,65 @@ def tune_module(
         folder: Folder for the databases, which `compile_module` reads.
         log: File for what MetaSchedule prints; each search adds its rank to the name.
         seconds: Time limit of the search with the start of its process.
-        strategy: One of `STRATEGIES`. The evolution takes minutes of processor time for the candidates of a task,
-            because it applies thousands of traces of scheduling primitives to find them. In the first round of a task
-            it ranks them by a cost model that knows nothing yet, as the other strategy chooses at random.
+        use_gpu: What returns a context in which the GPU is used; the wait for it counts towards no limit.
 
     Raises:
         DeviceError: MetaSchedule cannot measure on the device.
         Error: The search failed, or measured nothing within the limit.
     """
+    check_device(device)
+    num_tasks = write_tasks(mod, device, folder)
+    number = max(len(os.sched_getaffinity(0)) // CORES_PER_SEARCH, 1)
+    with use_gpu(), ThreadPoolExecutor(number) as pool:
+        searches = [pool.submit(_run_search, device, folder, log, seconds, r, number) for r in range(number)]
+        results = [search.result() for search in searches]
+    return summarize_results(results, folder, log, STRATEGIES[0], num_tasks, seconds)
+
+
+def sample_module(
+    mod: IRModule,
+    device: Device,
+    folder: Path,
+    *,
+    log: Path,
+    seconds: float,
+    use_gpu: Callable[[], AbstractContextManager[None]] = nullcontext,
+) -> ModuleSearchResult:
+    """Build random candidates of all tasks of a module, time them afterwards, and write a database as `tune_module`.
+
+    Only the timing uses the GPU. The arguments and errors are those of `tune_module`, whose evolution takes minutes of
+    processor time for the candidates of a task, because it applies thousands of traces of scheduling primitives to find
+    them. In the first round of a task it ranks them by a cost model that knows nothing yet, and chooses no better.
+    """
+    check_device(device)
+    num_tasks = write_tasks(mod, device, folder)
+    number = max(len(os.sched_getaffinity(0)) // CORES_PER_SEARCH, 1)
+    started_at = time.monotonic()
+    with ThreadPoolExecutor(number) as pool:
+        build_seconds = seconds * BUILD_FRACTION
+        builds = [pool.submit(_run_build, device, folder, log, build_seconds, r, number) for r in range(number)]
+        for build in builds:
+            build.result()
+    build_seconds = time.monotonic() - started_at
+    with use_gpu():
+        result = _time_candidates(device, folder, log, max(seconds - build_seconds, seconds * (1 - BUILD_FRACTION)))
+    result = replace(result, seconds=result.seconds + build_seconds)
+    return summarize_results([result], folder, log, STRATEGIES[1], num_tasks, seconds)
+
+
+def write_tasks(mod: IRModule, device: Device, folder: Path) -> int:
+    """Write the tasks of a module to a file in a folder, and return their number."""
     import tvm
 
-    check_device(device)
     tasks = extract_tasks(mod, device)
-    folder.joinpath(_TASKS_FILE).write_text(str(tvm.ir.save_json(tasks)), encoding="utf-8")
-    number = max(len(os.sched_getaffinity(0)) // CORES_PER_SEARCH, 1)
-    with ThreadPoolExecutor(number) as pool:
-        searches = [pool.submit(_run_search, device, folder, log, seconds, strategy, r, number) for r in range(number)]
-        import_tensor_intrinsics()  # `compile_module` needs them in this process
-        results = [search.result() for search in searches]
+    folder.joinpath(TASKS_FILE).write_text(str(tvm.ir.save_json(tasks)), encoding="utf-8")
+    return len(tasks)
+
+
+def summarize_results(
+    results: Sequence[MetaScheduleResult], folder: Path, log: Path, strategy: str, num_tasks: int, seconds: float
+) -> ModuleSearchResult:
+    """Return the result of all searches on a module; raise Error if none has measured a schedule."""
     times = [result.best for result in results if result.best is not None]
     if not times:
         raise Error(f"MetaSchedule measured no schedule within {seconds:g} s; see {log}")
@@ -100,19 +151,47 @@ def tune_module(
         seconds=max(result.seconds for result in results),
         best=min(times),
         strategy=strategy,
-        tasks=len(tasks),
+        tasks=num_tasks,
         trials_by_task=tuple(itertools.chain(*map(count_trials, list_databases(folder)))),
     )
 
 
-def _run_search(
-    device: Device, folder: Path, log: Path, seconds: float, strategy: str, rank: int, number: int
-) -> MetaScheduleResult:
+def _run_build(device: Device, folder: Path, log: Path, seconds: float, rank: int, number: int) -> None:
+    """Run one of the processes that build candidates."""
+    own = folder / f"built-{rank}"
+    own.mkdir()
+    command = _make_command(metaschedule_sampling.build_candidates, device.text, str(folder), str(rank), str(number))
+    own_log = log.with_name(f"{log.stem}-{rank}{log.suffix}")
+    status = run_bounded(command, own_log, make_cuda_environment() | {"TMPDIR": str(own)}, seconds)
+    if status:
+        raise Error(f"MetaSchedule ended with status {status}; see {own_log}")
+
+
+def _time_candidates(device: Device, folder: Path, log: Path, seconds: float) -> MetaScheduleResult:
+    """Run the process that times candidates, and return its result."""
+    own = folder / metaschedule_sampling.TIMED_FOLDER
+    own.mkdir()
+    command = _make_command(metaschedule_sampling.time_candidates, device.text, str(folder))
+    status = run_bounded(command, log, make_cuda_environment() | {"TMPDIR": str(own)}, seconds)
+    if status:
+        raise Error(f"MetaSchedule ended with status {status}; see {log}")
+    stopped_at = time.monotonic()
+    _drop_incomplete_lines(own)
+    return read_search(own, stopped_at)
+
+
+def _make_command(function: Callable[[Sequence[str]], None], *arguments: str) -> list[str]:
+    """Return the command of a Python process that calls a function with arguments."""
+    module, name = function.__module__, function.__name__
+    code = f"import sys; sys.path[:] = {sys.path!r}; from {module} import {name}; {name}(sys.argv[1:])"
+    return [sys.executable, "-c", code, *arguments]
+
+
+def _run_search(device: Device, folder: Path, log: Path, seconds: float, rank: int, number: int) -> MetaScheduleResult:
     """Run one of the searches that share the tasks, and return its result."""
     own = folder / f"search-{rank}"
     own.mkdir()
-    code = f"import sys; sys.path[:] = {sys.path!r}; from {__name__} import main; main(sys.argv[1:])"
-    command = [sys.executable, "-c", code, device.text, str(folder), strategy, str(rank), str(number)]
+    command = _make_command(main, device.text, str(folder), str(rank), str(number))
     own_log = log.with_name(f"{log.stem}-{rank}{log.suffix}")
     status = run_bounded(command, own_log, make_cuda_environment() | {"TMPDIR": str(own)}, seconds)
     if status:
@@ -162,17 +241,18 @@ def compile_module(mod: IRModule, device: Device, folder: Path) -> Any:
 
     target = device.make_target()
     databases = [JSONDatabase(work_dir=str(path)) for path in list_databases(folder)]
+    with target:
+        fused = relax.get_pipeline("zero")(mod)  # it would ask for the size of the databases, and a union has none
     with target, UnionDatabase(*databases):
-        fused = relax.get_pipeline("zero")(mod)
         scheduled = relax.transform.MetaScheduleApplyDatabase()(fused)
     return tvm.compile(scheduled, target)
 
 
 def main(argv: Sequence[str]) -> None:
-    """Run a search in this process. The arguments are the device, the folder with the tasks, the strategy, the rank of
-    the search and the number of searches.
+    """Run a search in this process. The arguments are the device, the folder with the tasks, the rank of the search and
+    the number of searches.
     """
-    device_name, name, strategy, rank, number = argv
+    device_name, name, rank, number = argv
     folder, target = Path(name), devices.find_device(device_name).make_target()
     own = folder / f"search-{rank}"
 
@@ -186,11 +266,11 @@ def main(argv: Sequence[str]) -> None:
     start_fork_server()
     import_tensor_intrinsics()  # the search needs them, too
     num_processors = max(len(os.sched_getaffinity(0)) // int(number), 1)
-    saved = tvm.ir.load_json(folder.joinpath(_TASKS_FILE).read_text(encoding="utf-8"))
+    saved = tvm.ir.load_json(folder.joinpath(TASKS_FILE).read_text(encoding="utf-8"))
     shared = list(saved)[int(rank) :: int(number)]
     tasks = [ExtractedTask(str(name), mod, target, [mod], int(weight)) for name, mod, weight in shared]
     contexts, weights = extracted_tasks_to_tune_contexts(
-        tasks, str(own), seed=0, strategy=strategy, num_threads=num_processors
+        tasks, str(own), seed=0, strategy=STRATEGIES[0], num_threads=num_processors
     )
     runner = LocalRunner(
         evaluator_config=EvaluatorConfig(min_repeat_ms=MIN_REPEAT_MILLISECONDS),

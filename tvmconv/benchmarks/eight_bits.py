@@ -28,7 +28,7 @@ from tvmconv.baselines.cudnn import CudnnPickThread
 from tvmconv.baselines.torch_calls import list_calls_in_layout
 from tvmconv.benchmarks.common import add_device, add_output, find_device, write_report
 from tvmconv.benchmarks.layouts import ROUND_SECONDS, Clock, list_layers, search_layout
-from tvmconv.benchmarks.prebuild import ArchivedKernel, check_arch, measure_kernels, read_entries, select_fastest
+from tvmconv.benchmarks.prebuild import ArchivedKernel, measure_kernels, read_archives, select_fastest
 from tvmconv.cli import options, output
 from tvmconv.cli.errors import UsageError
 from tvmconv.cli.progress import progress_line
@@ -215,16 +215,6 @@ def measure_layers(
                     times.failures.append(f"{text}: {error}")
             with ExitStack() as stack:
                 yield measure_layer(times, candidates, names, device, f"{number} of {len(layers)}, {w.text}, ", stack)
-
-
-def read_archives(paths: Sequence[Path], device: Device) -> dict[str, list[ArchivedKernel]]:
-    """Return the kernels of archives of `bench prebuild build`, by the text of the workload."""
-    kernels: dict[str, list[ArchivedKernel]] = {}
-    for path in paths:
-        for entry, _, executable in read_entries(path):
-            check_arch(entry, device, path)
-            kernels.setdefault(entry["workload"], []).append((entry, executable))
-    return kernels
 
 
 def list_archived(

@@ -3,13 +3,15 @@
     tvmconv bench prebuild build --suite resnet50 --dtype f16 --layout nhwc --configs 24 --arch sm_90 -o kernels.zip
     tvmconv bench prebuild measure kernels.zip --log results/resnet50-f16-nhwc.jsonl --device cuda:0
     tvmconv bench prebuild build --suite resnet50 --dtype f16 --layout nhwc --best LOG -o best.zip
+    tvmconv bench prebuild list --suite resnet50 --training --dtype f16 --layout nhwc --first 16 -o configs.jsonl
 
 A search spends most of its time on compilation. `build` takes the configs that a search would propose first, or
 continues a search with the measurements of --log, and compiles them on all processors. The same command resumes an
 interrupted build. `measure` verifies and times each kernel, and appends its record to a log; it needs no TVM. Then
 `tvmconv bench tune-suite --compare-only` compares the fastest kernels with libraries. With --best, `build` compiles the
 fastest config of each layer in logs, for `tvmconv bench chain --kernel-archive`: that of the layer, or of the layer
-without its epilogue, else a default. The archive contains only plain data: JSON and machine code.
+without its epilogue, else a default. The archive contains only plain data: JSON and machine code. `list` writes the
+configs that `build` would compile, for `tvmconv bench tune-suite --configs`.
 """
 
 from __future__ import annotations
@@ -45,7 +47,7 @@ from tvmconv.logs.candidates import DEFAULT_CONFIG, PREDICTED, iterate_candidate
 from tvmconv.logs.lines import InvalidLines
 from tvmconv.logs.log import Log, read_records
 from tvmconv.logs.record import Record
-from tvmconv.measure.pipeline import format_target
+from tvmconv.measure.pipeline import collect_resources, format_target
 from tvmconv.measure.results import NUM_FINAL_ROUNDS, NUM_FINALISTS, MeasureResult, RunnerResult, merge_results
 from tvmconv.measure.runner import measure_executable
 from tvmconv.measure.serialization import decode_executable, encode_executable
@@ -62,24 +64,21 @@ ArchivedKernel = tuple[Entry, Executable]
 
 def add_options(parser: ArgumentParser) -> None:
     """Add the options of the benchmark."""
-    parts = parser.add_subparsers(metavar="build|measure", required=True, parser_class=CommandParser)
+    parts = parser.add_subparsers(metavar="build|list|measure", required=True, parser_class=CommandParser)
     build = parts.add_parser("build", help="compile the configs that a search would try first")
-    options.add_suite_options(build, "d2l")
-    text = "Schedule to compile (default: those that a search tries)"
-    options.add_option(build, "--schedule", "S", text, repeat=True)
-    options.add_option(build, "--configs", "N", "Number of configs per schedule", type=options.parse_count, default=24)
-    text = "Number of configs with which a search of all schedules starts, in place of --configs."
-    build.add_argument("--first", type=options.parse_count, metavar="N", help=text)
-    source = build.add_mutually_exclusive_group()
-    source.add_argument("--log", type=Path, metavar="FILE", help="Log of trials that the tuner learns from.")
-    text = "Logs whose fastest config of each layer is compiled."
-    source.add_argument("--best", nargs="+", type=Path, metavar="LOG", help=text)
-    options.add_option(build, "--arch", "A", "CUDA architecture", default="sm_90")
+    _add_choice(build)
     cores, text = len(os.sched_getaffinity(0)), "Number of processes (default: all processors)."
     build.add_argument("--workers", type=options.parse_workers, default=cores, metavar="N", help=text)
     text = "Archive (.zip) to add kernels to."
     build.add_argument("-o", "--output", dest="out", type=Path, required=True, metavar="FILE", help=text)
+    text = "Files of `list` whose configs are compiled, in place of the other options' choice."
+    build.add_argument("--list", nargs="+", type=Path, metavar="FILE", help=text)
     build.set_defaults(action=_build)
+    listing = parts.add_parser("list", help="list the configs that a search would try first")
+    _add_choice(listing)
+    text = "File of lines of JSON to append the configs to."
+    listing.add_argument("-o", "--output", dest="out", type=Path, required=True, metavar="FILE", help=text)
+    listing.set_defaults(action=_list)
     measure = parts.add_parser("measure", help="verify and time the kernels of archives")
     measure.add_argument("archives", nargs="+", type=Path, metavar="FILE", help="Archives (.zip) of build.")
     add_device(measure)
@@ -87,6 +86,21 @@ def add_options(parser: ArgumentParser) -> None:
     measure.add_argument("--share", type=_parse_share, default=(1, 1), metavar="I/N", help=text)
     measure.add_argument("--log", type=Path, required=True, metavar="FILE", help="Log to append records to.")
     measure.set_defaults(action=_measure)
+
+
+def _add_choice(parser: ArgumentParser) -> None:
+    """Add the options that choose layers and configs."""
+    options.add_suite_options(parser, "d2l")
+    text = "Schedule to compile (default: those that a search tries)"
+    options.add_option(parser, "--schedule", "S", text, repeat=True)
+    options.add_option(parser, "--configs", "N", "Number of configs per schedule", type=options.parse_count, default=24)
+    text = "Number of configs with which a search of all schedules starts, in place of --configs."
+    parser.add_argument("--first", type=options.parse_count, metavar="N", help=text)
+    source = parser.add_mutually_exclusive_group()
+    source.add_argument("--log", type=Path, metavar="FILE", help="Log of trials that the tuner learns from.")
+    text = "Logs whose fastest config of each layer is compiled."
+    source.add_argument("--best", nargs="+", type=Path, metavar="LOG", help=text)
+    options.add_option(parser, "--arch", "A", "CUDA architecture", default="sm_90")
 
 
 def run(args: Namespace) -> int:
@@ -102,21 +116,49 @@ def _parse_share(text: str) -> tuple[int, int]:
     return int(match[1]), int(match[2])
 
 
-def _build(args: Namespace) -> int:
+def _choose(args: Namespace) -> Iterator[Entry]:
+    """Return the configs that the options choose."""
     if args.best and args.schedule:
         raise UsageError("--schedule and --best exclude each other: --best takes the fastest record of any schedule")
     if args.first and (args.best or args.log or args.schedule):
         raise UsageError("--first excludes --schedule, --log and --best: it takes the configs of a new search")
-    entries = list(_choose_best(args) if args.best else propose_first(args) if args.first else propose(args))
-    archived = {_identify(entry) for entry, _, _ in read_entries(args.out)} if args.out.exists() else set()
-    entries = [entry for entry in entries if _identify(entry) not in archived]
+    return _choose_best(args) if args.best else propose_first(args) if args.first else propose(args)
+
+
+def _list(args: Namespace) -> int:
+    num_listed = 0
+    with args.out.open("a") as file:
+        for entry in _choose(args):
+            print(json.dumps(entry), file=file, flush=True)
+            num_listed += 1
+    print(f"{num_listed} configs in {args.out}")
+    return 0
+
+
+def read_configs(path: Path) -> list[Entry]:
+    """Return the configs of a file of `bench prebuild list`."""
+    try:
+        entries = [json.loads(line) for line in path.read_text().splitlines() if line.strip()]
+        for entry in entries:
+            identify(entry)
+    except OSError as error:
+        raise UsageError(f"cannot read {path}: {error.strerror}") from error
+    except (ValueError, TypeError, KeyError) as error:
+        raise UsageError(f"{path}: expected configs of tvmconv bench prebuild list") from error
+    return entries
+
+
+def _build(args: Namespace) -> int:
+    entries = [entry for path in args.list for entry in read_configs(path)] if args.list else list(_choose(args))
+    archived = {identify(entry) for entry, _, _ in read_entries(args.out)} if args.out.exists() else set()
+    entries = [entry for entry in entries if identify(entry) not in archived]
     num_failed, started_at = 0, time.monotonic()
     with (
         zipfile.ZipFile(args.out, "a", zipfile.ZIP_LZMA) as archive,
         ProcessPoolExecutor(args.workers, mp_context=get_context("spawn")) as pool,
         progress_line(f"{args.out}: ") as show,
     ):
-        futures = [pool.submit(_build_entry, entry) for entry in entries]
+        futures = [pool.submit(build_entry, entry) for entry in entries]
         for number, future in enumerate(as_completed(futures), 1):
             entry, code = future.result()
             if code is None:
@@ -186,29 +228,23 @@ def get_config(entry: Entry) -> Config:
     return {name: tuple(value) if isinstance(value, list) else value for name, value in entry["config"].items()}
 
 
-def _identify(entry: Entry) -> str:
+def identify(entry: Entry) -> str:
+    """Return what distinguishes the kernel of an entry from others."""
     return json.dumps([entry[name] for name in ("workload", "schedule", "config", "arch")])
 
 
-def _build_entry(entry: Entry) -> tuple[Entry, bytes | None]:
+def build_entry(entry: Entry) -> tuple[Entry, bytes | None]:
     """Build a kernel, and return its entry with resources and versions, and its code; no code for a failure."""
     started_at = time.monotonic()
     try:
         workload = tc.parse(entry["workload"])
         kernel = tc.build(workload, entry["schedule"], arch=entry["arch"], config=get_config(entry))
-        executable, resources = kernel.executable, kernel.resources
+        executable = kernel.executable
     except Error as error:
         return {**entry, "error": str(error)}, None
     header, code = encode_executable(executable, math.inf)
     entry["versions"] = {"tvmconv": VERSION, "tvm": metadata.version("apache-tvm"), "nvrtc": nvrtc.get_version()}
-    entry["resources"] = {
-        "registers": resources.registers,
-        "spills": resources.spills,
-        "dynamic_shared_bytes": max(step.dynamic_shared_bytes for step in executable.kernels),
-        "shared_bytes": max(step.shared_bytes for step in executable.kernels),
-        "threads": max(step.launch.threads_per_block for step in executable.kernels),
-        "blocks": max(step.launch.num_blocks for step in executable.kernels),
-    }
+    entry["resources"] = collect_resources(executable)
     return {**entry, "header": header, "seconds": time.monotonic() - started_at}, code
 
 
@@ -230,6 +266,16 @@ def check_arch(entry: Entry, device: Device, path: Path) -> None:
     """Raise Error if a kernel of the archive `path` is for another architecture than that of the device."""
     if entry["arch"] != device.arch:
         raise Error(f"{path} is for {entry['arch']}, and {device.text} is {device.arch or device.kind}")
+
+
+def read_archives(paths: Sequence[Path], device: Device) -> dict[str, list[ArchivedKernel]]:
+    """Return the kernels of archives of `bench prebuild build`, by the text of the workload."""
+    kernels: dict[str, list[ArchivedKernel]] = {}
+    for path in paths:
+        for entry, _, executable in read_entries(path):
+            check_arch(entry, device, path)
+            kernels.setdefault(entry["workload"], []).append((entry, executable))
+    return kernels
 
 
 def _measure(args: Namespace) -> int:
@@ -263,7 +309,7 @@ def _measure_workload(problem: Problem, kernels: Sequence[ArchivedKernel], devic
             for _ in range(NUM_FINAL_ROUNDS if len(fastest) > 1 else 0)
         ]
     for (entry, _), outcomes in zip(fastest, zip(*rounds, strict=True), strict=False):
-        log.append(_make_record(problem.workload, device, entry, merge_results(outcomes), is_final=True))
+        log.append(make_record(problem.workload, device, entry, merge_results(outcomes), is_final=True))
     return records
 
 
@@ -274,7 +320,7 @@ def measure_kernels(
     records, best_seconds = list[Record](), math.inf
     for entry, executable in kernels:
         outcome = measure_executable(device, benchmark, executable, best_seconds, workload.tolerance)
-        records.append(_make_record(workload, device, entry, outcome))
+        records.append(make_record(workload, device, entry, outcome))
         log.append(records[-1])
         best_seconds = min(best_seconds, records[-1].cost)
     return records
@@ -286,9 +332,10 @@ def select_fastest(records: Sequence[Record], kernels: Sequence[ArchivedKernel],
     return [kernels[number] for _, number in sorted(timed)[:count]]
 
 
-def _make_record(
+def make_record(
     workload: Workload, device: Device, entry: Entry, outcome: RunnerResult, *, is_final: bool = False
 ) -> Record:
+    """Return the record of a measurement of an archived kernel."""
     return Record.from_measurement(
         MeasureResult(
             workload=workload,

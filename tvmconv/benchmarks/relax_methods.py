@@ -32,7 +32,7 @@ CHANNELS_LAST = {"relax.nn.conv2d": ["NHWC", "OHWI"]}
 DTYPES = ("f32", "tf32", "f16", "bf16")
 FAILURES = (AssertionError, Error, RuntimeError, TypeError, ValueError)  # dlight's rules raise AssertionError
 METHODS_OF_PYTORCH = frozenset(["pytorch", "pytorch-compiled", "pytorch-autotuned", "tvmconv-torch"])
-METHODS_OF_TVM = frozenset(["tvm", "tvm-nhwc"])  # which schedule convolutions by TVM's rules
+METHODS_OF_TVM = frozenset(["tvm", "tvm-nhwc", "metaschedule"])  # which schedule convolutions by TVM's rules
 
 
 @dataclass(frozen=True)
@@ -328,15 +328,16 @@ def _prepare_metaschedule(worker: Worker) -> Prepared:
     module = worker.channels_last_module if worker.case.dtype == "f16" else worker.module
     log = Path(worker.case.log).with_name(f"{worker.case.name}-metaschedule.log")
     with tempfile.TemporaryDirectory() as folder:
-        with worker.use_gpu():
-            result = metaschedule_model.tune_module(
-                module,
-                worker.device,
-                Path(folder),
-                log=log,
-                seconds=worker.case.metaschedule_seconds,
-                strategy=worker.case.metaschedule_strategy,
-            )
+        is_random = worker.case.metaschedule_strategy == metaschedule_model.STRATEGIES[1]
+        search = metaschedule_model.sample_module if is_random else metaschedule_model.tune_module
+        result = search(
+            module,
+            worker.device,
+            Path(folder),
+            log=log,
+            seconds=worker.case.metaschedule_seconds,
+            use_gpu=worker.use_gpu,
+        )
         executable = metaschedule_model.compile_module(module, worker.device, Path(folder))
         return _prepare_executable(worker, executable, asdict(result))
 

@@ -5,6 +5,8 @@
     tvmconv bench tune-suite --suite mine.json --schedule direct --schedule implicit_gemm --trials 200
     tvmconv bench tune-suite --suite filter2d --baseline copy --baseline cupy --device cuda:0 -o results
     tvmconv bench tune-suite --suite yolov8s --dtype f16 --layout nhwc --batch 32 --sustained 0.6 --device cuda:0
+    tvmconv bench tune-suite --suite yolov8s --batch 64 --trials 20 --lanes 4 --stop-after 170 --device cuda:0
+    tvmconv bench tune-suite --suite mine.json --configs configs.jsonl --device cuda:0 -o results
 
 `scripts/tune_suite.py` is the same, and `tune_d2l.py` and `tune_resnet50.py` have defaults for the suite and the time
 per layer. Measurements go to a log, DIR/NAME.jsonl or --log, where NAME has the layers and the variant, such as
@@ -13,6 +15,14 @@ per layer. Measurements go to a log, DIR/NAME.jsonl or --log, where NAME has the
 and .png have the speed-up over each library, for each layer and as geometric mean, and the times of the network. The
 same command resumes an interrupted run. A layer is not compared again if its kernel in NAME-tuned.json is still the
 best of the log, and its time agrees with the log's final timing.
+
+With --lanes N, N processes tune and compare layers side by side (`tvmconv.benchmarks.suite_lanes`). They take turns at
+the GPU, so that one compiles while another measures, and no measurement is disturbed. A layer is compared right after
+its search, and --stop-after T ends the command in time with whole results.
+
+With --configs, there is no search: processes compile the configs that `bench prebuild list` chose for all layers, while
+the GPU measures the layers that are ready. Each layer's fastest kernel is compared with the libraries at once, so that
+a run that is interrupted has its layers so far.
 """
 
 from __future__ import annotations
@@ -20,14 +30,17 @@ from __future__ import annotations
 import argparse
 import json
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 from tvmconv import baselines as libraries
 from tvmconv import devices, naive_cost, registry
 from tvmconv.benchmarks.common import add_output
+from tvmconv.benchmarks.suite_lanes import measure_in_lanes
 from tvmconv.cli import options, output
 from tvmconv.cli.errors import UsageError, print_note
 from tvmconv.cli.progress import progress_line
@@ -35,10 +48,15 @@ from tvmconv.cli.tune import add_search_options, assign_schedules, describe_phas
 from tvmconv.cost_model.model import cost_model_for
 from tvmconv.cost_model.similarity import layer_key
 from tvmconv.devices import Device
+from tvmconv.errors import Error
+from tvmconv.experiments.preparation import PreparedExperiment
 from tvmconv.experiments.results import PREDICTED, TUNED, UNTUNED, Result, ResultRow
 from tvmconv.experiments.sweep import LayerSelection, Sweep, measure_sweep
+from tvmconv.kernel import Kernel
+from tvmconv.logs.log import Log
 from tvmconv.logs.ranking import find_best_record
 from tvmconv.logs.record import Record
+from tvmconv.measure.workers.pool import resolve_num_workers
 from tvmconv.reports import library_comparison
 from tvmconv.reports.sweep import make_table, write_numbers, write_sweep
 from tvmconv.tvm_import import import_tvm
@@ -53,6 +71,9 @@ COMPARED = {
     "filter2d": ("register",),
 }
 TIMING_SECONDS = 0.15  # time for each kernel in the comparison, all rounds included
+NUM_LANE_FINALISTS = 3  # final timings of a lane, during which the other lanes wait for the GPU
+NUM_AHEAD = 3  # layers whose inputs and references are computed while another layer is measured
+NUM_IDLE_PROCESSORS = 2  # of those that compile kernels, with --configs; they compute inputs and references
 MAX_DEVIATION = 0.10  # relative deviation from the log's final timing above which a kernel is timed again
 
 
@@ -78,15 +99,25 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         "this clock, in the table and in the chart NAME-limits.png (default: 0)."
     )
     parser.add_argument("--sustained", type=options.parse_positive, default=0.0, metavar="T", help=text)
+    text = "Processes that tune and compare layers side by side, and take turns at the GPU (default: one, without)."
+    parser.add_argument("--lanes", type=options.parse_workers, metavar="N", help=text)
+    text = "Begin no further layer T seconds after the start of the command; implies --lanes."
+    parser.add_argument("--stop-after", type=options.parse_positive, metavar="T", help=text)
     part = parser.add_mutually_exclusive_group()
     part.add_argument("--tune-only", action="store_true", help="Tune without the comparison.")
     part.add_argument("--compare-only", action="store_true", help="Compare the kernels of the log without tuning.")
+    text = "Measure the configs of files of `bench prebuild list`, in place of a search."
+    part.add_argument("--configs", nargs="+", type=Path, metavar="FILE", help=text)
+    text = "Archives (.zip) of `bench prebuild build` with kernels of these configs, or further ones."
+    parser.add_argument("--archive", nargs="+", type=Path, metavar="FILE", default=[], help=text)
     add_search_options(parser)
     parser.set_defaults(log=None)
 
 
 def run(args: argparse.Namespace) -> int:
     """Tune a suite, and compare it with libraries."""
+    if args.archive and args.configs is None:
+        raise UsageError("--archive needs --configs")
     if args.device.startswith("rpc:") and not args.tune_only:
         raise UsageError(f"kernels cannot be compared on {args.device}: expected --tune-only with this device")
     selection = options.parse_layers(args)
@@ -96,7 +127,9 @@ def run(args: argparse.Namespace) -> int:
         assign_schedules(args.schedule, workloads)  # raises an error for schedules that compute no layer
     args.out.mkdir(parents=True, exist_ok=True)
     args.log = args.log or args.out / f"{selection.name}.jsonl"
-    if not args.compare_only:
+    if args.lanes or args.stop_after:
+        return _run_in_lanes(args, selection)
+    if not args.compare_only and args.configs is None:
 
         def show_layer(number: int, workload: Workload) -> None:
             print(f"{number} of {len(workloads)}: {workload.text}", file=sys.stderr, flush=True)
@@ -115,36 +148,40 @@ def _compare(args: argparse.Namespace, selection: LayerSelection) -> int:
     """Time all kernels in turn, write and print the results, and return the exit status."""
     device = devices.find_device(args.device)
     options.print_auto_device(args.device, device)
+    comparison = _Comparison.create(args, selection, device)
+    previous = _read_previous(args.out / f"{selection.name}-tuned.json", comparison.is_current)
+    with ExitStack() as stack:
+        workloads = [*selection.workloads.values()]
+        ahead = {} if args.configs is None else _build_ahead(args, workloads, device, stack)
+        sweep = comparison.measure(args, selection, previous, ahead)
+    return _report(args, sweep, selection)
+
+
+def _run_in_lanes(args: argparse.Namespace, selection: LayerSelection) -> int:
+    """Tune and compare the layers in several processes, write and print the results, and return the exit status."""
+    if args.tune_only or args.seconds_total is not None or args.configs is not None:
+        raise UsageError("--lanes and --stop-after exclude --tune-only, --seconds-total and --configs")
+    device = devices.find_device(args.device)
+    options.print_auto_device(args.device, device)
+    args.device, args.lanes = device.text, args.lanes or 1
+    comparison = _Comparison.create(args, selection, device)
+    previous = _read_previous(args.out / f"{selection.name}-tuned.json", comparison.is_current)
+    return _report(args, measure_in_lanes(args, selection, previous, measure_layer), selection)
+
+
+def measure_layer(args: argparse.Namespace, selection: LayerSelection, previous: Sweep | None) -> Sweep:
+    """Tune the last layer of a selection, compare it, and return the results, with the previous ones of the others."""
+    workload = [*selection.workloads.values()][-1]
+    if not args.compare_only:
+        counts = {workload: selection.network.get(workload, 1)}
+        search_all(args, counts, measure_baseline=False, max_finalists=NUM_LANE_FINALISTS)
+    device = devices.find_device(args.device)
+    return _Comparison.create(args, selection, device).measure(args, selection, previous)
+
+
+def _report(args: argparse.Namespace, sweep: Sweep, selection: LayerSelection) -> int:
+    """Write and print the results, and return the exit status."""
     workloads = [*selection.workloads.values()]
-    comparison = _Comparison(
-        device,
-        args.log,
-        tuple(name for name in args.baseline or ["cudnn"] if name != "none"),
-        with_untuned=_includes_untuned(args, workloads, device),
-        with_predicted=args.predicted,
-    )
-    name = f"{selection.name}-tuned"
-    previous = _read_previous(args.out / f"{name}.json", comparison.is_current)
-    with options.report_fallbacks():
-        sweep = measure_sweep(
-            name,
-            selection.workloads,
-            device,
-            args.command,
-            progress=progress_line,
-            on_result=lambda sweep: write_numbers(sweep, args.out),
-            previous_sweep=previous,
-            counts=selection.counts,
-            workload_arguments=comparison.choose_schedules,
-            log=args.log,
-            predicted=args.predicted,
-            extra_provenance=describe_training_layers(workloads, device) if args.predicted else "",
-            baselines=comparison.baselines,
-            cold=None,  # a cold cache only if the arrays exceed it
-            seconds=TIMING_SECONDS,
-            verify=args.verify,
-            sustained=args.sustained,
-        )
     write_sweep(sweep, args.out)
     remarks = [
         *library_comparison.list_remarks(sweep),
@@ -155,6 +192,36 @@ def _compare(args: argparse.Namespace, selection: LayerSelection) -> int:
     tables.append(library_comparison.make_comparison_table(sweep))
     output.print_report(args, tables, remarks, json_data=json.loads(sweep.to_json()))
     return 0 if all(result.has_all_times for result in sweep.results) else 1
+
+
+def _build_ahead(
+    args: argparse.Namespace, workloads: Sequence[Workload], device: Device, stack: ExitStack
+) -> dict[str, Any]:
+    """Start to compile the configs of --configs, and return arguments of `measure_sweep` with which each layer's
+    fastest kernel is compared. The exit of `stack` ends the processes.
+    """
+    from tvmconv.benchmarks.build_ahead import AheadBuilder, find_fastest
+    from tvmconv.benchmarks.prebuild import identify, read_archives, read_configs
+
+    order = {workload.text: number for number, workload in enumerate(workloads)}
+    archived = read_archives(args.archive, device)
+    known = {identify(entry) for kernels in archived.values() for entry, _ in kernels}
+    listed = {identify(entry): entry for path in args.configs for entry in read_configs(path)}
+    entries = [e for name, e in listed.items() if name not in known and e["workload"] in order]
+    entries.sort(key=lambda entry: order[entry["workload"]])
+    builder = AheadBuilder(entries, archived, args.workers or max(1, resolve_num_workers(None) - NUM_IDLE_PROCESSORS))
+    stack.callback(builder.close)
+    log = Log(args.log)
+
+    def complete(experiment: PreparedExperiment) -> None:
+        problem = experiment.problem
+        try:
+            kernel: Kernel | Error = find_fastest(problem, builder.get_kernels(problem.workload), device, log)
+        except Error as error:
+            kernel = error
+        experiment.add_kernel(TUNED, kernel)
+
+    return {"complete": complete, "num_ahead": NUM_AHEAD}
 
 
 def _includes_untuned(args: argparse.Namespace, workloads: Sequence[Workload], device: Device) -> bool:
@@ -176,6 +243,50 @@ class _Comparison:
     baselines: tuple[str, ...]  # names of libraries
     with_untuned: bool  # whether schedules without tuning are compared
     with_predicted: bool  # whether the cost model's prediction is compared
+
+    @classmethod
+    def create(cls, args: argparse.Namespace, selection: LayerSelection, device: Device) -> _Comparison:
+        """Return the comparison that the options ask for."""
+        return cls(
+            device,
+            args.log,
+            tuple(name for name in args.baseline or ["cudnn"] if name != "none"),
+            with_untuned=_includes_untuned(args, [*selection.workloads.values()], device),
+            with_predicted=args.predicted,
+        )
+
+    def measure(
+        self,
+        args: argparse.Namespace,
+        selection: LayerSelection,
+        previous: Sweep | None,
+        ahead: Mapping[str, Any] = MappingProxyType({}),
+    ) -> Sweep:
+        """Measure the layers that earlier results lack, write the numbers after each, and return all results. `ahead`
+        has the arguments of `measure_sweep` for kernels that are compiled ahead, instead of those of the log.
+        """
+        workloads = [*selection.workloads.values()]
+        with options.report_fallbacks():
+            return measure_sweep(
+                f"{selection.name}-tuned",
+                selection.workloads,
+                self.device,
+                args.command,
+                progress=progress_line,
+                on_result=lambda sweep: write_numbers(sweep, args.out),
+                previous_sweep=previous,
+                counts=selection.counts,
+                workload_arguments=self.choose_schedules,
+                log=None if ahead else args.log,
+                predicted=args.predicted,
+                extra_provenance=describe_training_layers(workloads, self.device) if args.predicted else "",
+                baselines=self.baselines,
+                cold=None,  # a cold cache only if the arrays exceed it
+                seconds=TIMING_SECONDS,
+                verify=args.verify,
+                sustained=args.sustained,
+                **ahead,
+            )
 
     def list_untuned(self, workload: Workload) -> list[str]:
         """Return the schedules without tuning that are compared."""

@@ -44,7 +44,7 @@ COMMANDS = (
 # First words of the commands that search, and words with which they do not.
 SEARCH_COMMANDS, WORDS_WITHOUT_SEARCH = (
     (("tune",), ("bench", "tune-suite"), ("bench", "layouts")),
-    ("-h", "--help", "--compare-only"),
+    ("-h", "--help", "--compare-only", "--configs"),
 )
 COMPLETION_VARIABLE = "_ARGCOMPLETE"  # the shell function of argcomplete sets it
 # The 90,000 objects that TVM's modules create are never garbage. At Python's threshold of 700 new objects, the

@@ -21,7 +21,7 @@ from tvm.s_tir.meta_schedule.builder.local_builder import default_build, default
 from tvmconv.errors import describe_error
 
 TIMEOUT_SECONDS = 30.0  # of LocalBuilder
-_PRELOADED = ("tvm.s_tir.tensor_intrin", __name__)  # in the process from which the others are forked
+_PRELOADED = ("tvmconv.compiler.preloaded_intrinsics", __name__)  # in the process from which the others are forked
 
 
 def start_fork_server() -> None:

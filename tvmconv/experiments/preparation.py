@@ -77,6 +77,11 @@ class PreparedExperiment:
             raise result
         return result
 
+    def add_kernel(self, name: str, kernel: Kernel | Error) -> None:
+        """Add a row of this name with a kernel that was built elsewhere, or with the reason why there is none."""
+        self._results[name] = kernel
+        self.automatic_rows.append(name)
+
     def build_all_kernels(self) -> PreparedExperiment:
         """Compute inputs and reference outputs, build all kernels, and return the experiment."""
         _ = self.problem.expected_output

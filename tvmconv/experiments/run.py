@@ -14,7 +14,7 @@ from tvmconv import baselines as libraries
 from tvmconv import registry
 from tvmconv.baselines.base import UnsupportedDeviceError
 from tvmconv.compiler.executable import ArrayType
-from tvmconv.devices import Arch, Device, Timing
+from tvmconv.devices import Arch, Device, Timing, sharing
 from tvmconv.devices.power import PowerSample, measure_sustained
 from tvmconv.errors import Error, get_reason, log_traceback
 from tvmconv.experiments.preparation import PreparedExperiment
@@ -162,7 +162,11 @@ def run_schedules(
     is_cold = exceeds_cache(workload, device) if cold is None else cold
     on_progress = progress or (lambda message: None)
     benchmark = _Benchmark(experiment.problem, device, is_cold, seconds / NUM_ROUNDS, on_progress)
+    if sharing.is_shared():
+        experiment.build_all_kernels()  # other processes use the GPU meanwhile
+        libraries.import_modules(baselines)
     with ExitStack() as stack:
+        stack.enter_context(sharing.hold_gpu())
         # Libraries come first, because they may not support this device.
         library_entries = [benchmark.prepare_library(name, stack) for name in baselines]
         entries = [

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import AbstractContextManager
@@ -269,6 +269,8 @@ def measure_sweep(
     counts: Mapping[str, int] | None = None,
     workload_arguments: Callable[[Workload], Mapping[str, Any]] | None = None,
     extra_provenance: str = "",
+    complete: Callable[[PreparedExperiment], None] | None = None,
+    num_ahead: int = 1,
     **how: Any,
 ) -> Sweep:
     """Measure schedules on workloads, one after another.
@@ -284,6 +286,8 @@ def measure_sweep(
         counts: Number of occurrences of each workload in the network, by label.
         workload_arguments: Function from a workload to arguments of `run_schedules` for this workload only.
         extra_provenance: Text that is added to the versions of the provenance.
+        complete: Function that is called with each experiment before it is measured, and may add kernels to it.
+        num_ahead: Number of experiments that are prepared while the GPU measures another one.
         how: Arguments of `run_schedules` for all workloads.
     """
     results = {result.workload: result for result in previous_sweep.results} if previous_sweep else {}
@@ -292,18 +296,22 @@ def measure_sweep(
         for workload in workloads.values()
         if workload not in results
     }
-    prepared_experiments = _prepare_ahead(device, arguments)
+    prepared_experiments = _prepare_ahead(device, arguments, num_ahead)
     remaining_bytes, finished_bytes = sum(map(_estimate_effort_bytes, arguments)), 0
     started_at, expected_end = time.monotonic(), None
     sweep = Sweep(name, [], [], previous_sweep.provenance if previous_sweep else "")
     for number, (label, workload) in enumerate(workloads.items(), 1):
         if workload not in results:
             with progress(f"{device.text}: {number} of {len(workloads)}, {label}, ") as on_progress:
+                experiment = next(prepared_experiments)
+                if complete:
+                    experiment = experiment or _prepare(workload, device, arguments[workload])
+                    complete(experiment)
                 results[workload] = run_schedules(
                     workload,
                     device=device,
                     progress=_add_remaining_time(on_progress, expected_end),
-                    prepared=next(prepared_experiments),
+                    prepared=experiment,
                     **arguments[workload],
                 )
             remaining_bytes -= _estimate_effort_bytes(workload)
@@ -323,18 +331,21 @@ def measure_sweep(
 
 
 def _prepare_ahead(
-    device: Device, arguments: Mapping[Workload, Mapping[str, Any]]
+    device: Device, arguments: Mapping[Workload, Mapping[str, Any]], num_ahead: int
 ) -> Iterator[PreparedExperiment | None]:
-    """Yield the experiment of each workload, which a thread prepares while the GPU measures the one before. The first
+    """Yield the experiment of each workload, which a thread prepares while the GPU measures those before. The first
     experiment, and all those on devices that are CPUs, are not prepared.
     """
-    executor = ThreadPoolExecutor(1, "ahead")
-    future: Future[PreparedExperiment] | None = None
-    for next_workload in (*[*arguments][1:], None):
+    executor = ThreadPoolExecutor(num_ahead, "ahead")
+    waiting = deque([*arguments][1:])
+    futures = deque[Future[PreparedExperiment] | None]([None])
+    for _ in arguments:
+        future = futures.popleft()
         experiment = future.result() if future else None
-        future = None
-        if next_workload is not None and device.kind == "cuda":
-            future = executor.submit(_prepare, next_workload, device, arguments[next_workload])
+        while waiting and len(futures) < num_ahead:
+            workload = waiting.popleft()
+            is_prepared = device.kind == "cuda"
+            futures.append(executor.submit(_prepare, workload, device, arguments[workload]) if is_prepared else None)
         yield experiment
 
 

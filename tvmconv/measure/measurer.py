@@ -13,7 +13,7 @@ from multiprocessing.connection import wait
 
 from tvmconv import devices as known_devices
 from tvmconv import registry
-from tvmconv.devices import Device
+from tvmconv.devices import Device, sharing
 from tvmconv.devices.device import get_first_line
 from tvmconv.devices.rpc import RPCDevice
 from tvmconv.errors import DeviceError, Error, ScheduleError
@@ -84,6 +84,8 @@ class Measurer:
         self._num_workers = resolve_num_workers(workers)
         self._build_timeout = build_timeout
         self._run_timeout = run_timeout or RUN_SECONDS[self._device.kind]
+        if sharing.is_shared():
+            self._run_timeout += sharing.WAIT_SECONDS
         self._problem = problem or Problem(workload, seed)
         self._phase_means = PhaseMeans()
         self._num_submitted = self._num_returned = 0

@@ -19,7 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tvmconv.compiler.executable import Executable
-from tvmconv.devices import Device, find_device
+from tvmconv.devices import Device, find_device, sharing
 from tvmconv.devices.comparison import ReferenceOutput
 from tvmconv.devices.device import Benchmark, DeviceLostError, get_first_line
 from tvmconv.errors import CompileError, DeviceError, describe_error
@@ -224,9 +224,11 @@ def main(connection: Connection) -> None:
                 if setup.device.startswith("opencl"):
                     _keep_pocl_cache_private()
                 device = find_device(setup.device)
-                benchmark = device.create_benchmark(setup.inputs, setup.reference)
+                with sharing.hold_gpu():
+                    benchmark = device.create_benchmark(setup.inputs, setup.reference)
                 if control := setup.control_executable:
-                    reason = measure_executable(device, benchmark, control, 0.0, setup.tolerance).message
+                    with sharing.hold_gpu():
+                        reason = measure_executable(device, benchmark, control, 0.0, setup.tolerance).message
                     if reason:
                         connection.send(f"a kernel that was correct before fails: {reason}")
                         return
@@ -238,7 +240,9 @@ def main(connection: Connection) -> None:
         assert benchmark
         executable, best_seconds = message
         try:
-            connection.send(measure_executable(device, benchmark, executable, best_seconds, setup.tolerance))
+            with sharing.hold_gpu():
+                result = measure_executable(device, benchmark, executable, best_seconds, setup.tolerance)
+            connection.send(result)
         except DeviceLostError as error:
             connection.send(FinalMessage(RunnerResult(error=ErrorKind.RUNTIME, message=get_first_line(error))))
             return

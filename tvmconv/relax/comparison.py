@@ -5,8 +5,7 @@ compilation that takes too long, then costs the comparison alone.
 
 The processes start before the convolutions are known, because their imports take seconds. They compile one convolution
 at a time, those with the most operations first, so that any time limit leaves the times of those that matter most. In
-float16, half of the processes begin with the import of TVM's tensor intrinsics, which may take longer than a search,
-and compile the convolutions for which TVM considers them. The others need not wait for it.
+float16, they begin with the import of TVM's tensor intrinsics.
 """
 
 from __future__ import annotations
@@ -14,7 +13,6 @@ from __future__ import annotations
 import contextlib
 import fcntl
 import json
-import math
 import os
 import select
 import subprocess
@@ -39,8 +37,6 @@ from tvmconv.deadline import Deadline
 from tvmconv.errors import DeviceError, describe_error
 from tvmconv.measure.workers.process import set_parent_death_signal
 from tvmconv.relax.sites import RelaxConvolution
-from tvmconv.workloads import dtypes
-from tvmconv.workloads.conv_operator import ConvOperator
 from tvmconv.workloads.dtypes import get_numpy_dtype
 
 TIMING_SECONDS, WARM_UP_SECONDS = 0.01, 0.01
@@ -48,8 +44,6 @@ MAX_ERROR_CHARACTERS = 300
 MAX_COMPILERS, CORES_PER_COMPILER = 4, 4  # processes that compile; the builders of the search need the other cores
 NUM_RANDOM_ELEMENTS = 1 << 16  # an argument repeats so many random numbers, because random numbers take time
 ERRORS_FILE = "errors"
-MIN_TENSORIZED_EXTENT = 64  # of dlight's rule Matmul
-TENSORIZED, OTHERS, ALL = "tensorized", "others", "all"  # the functions of a process
 _MODULE_FILE, _LOCK_FILE = "module.json", "lock"
 
 
@@ -85,23 +79,12 @@ def _emit_function(
     operands = [expr for expr in (site.x, site.weight, site.residual) if expr is not None]
     params = {expr: relax.Var(f"arg{index}", expr.ty) for index, expr in enumerate(operands)}
     replaced: dict[relax.Expr, relax.Expr] = dict(params)
-    attributes = {"workload": site.workload.text, "share": _choose_share(site.workload)}
-    with builder.function(name, list(params.values()), attrs=attributes):
+    with builder.function(name, list(params.values()), attrs={"workload": site.workload.text}):
         with builder.dataflow():
             for binding in _select_bindings(site, bindings, params):
                 replaced[binding.var] = builder.emit(_replace_operands(binding.value, replaced))
             output = builder.emit_output(replaced[site.result])
         builder.emit_func_output(output)
-
-
-def _choose_share(workload: ConvOperator) -> str:
-    """Return the processes that compile TVM's code for a workload: TVM considers tensor cores for products in float16
-    whose extents all exceed a threshold.
-    """
-    pixels, reduction = math.prod(workload.output_shape) // workload.O, math.prod(workload.weight_shape[1:])
-    is_large = min(pixels, workload.O, reduction) > MIN_TENSORIZED_EXTENT
-    is_tensorized = workload.dtype == dtypes.FLOAT16.name and workload.groups == 1 and is_large
-    return TENSORIZED if is_tensorized else OTHERS
 
 
 def uses_float16(mod: IRModule) -> bool:
@@ -199,14 +182,9 @@ def _get_stdin(process: subprocess.Popen[str]) -> IO[str]:
     return process.stdin
 
 
-def list_shares(num_cores: int, *, has_float16: bool) -> list[tuple[str, int, int]]:
-    """Return the functions that each process compiles: `TENSORIZED`, `OTHERS` or `ALL`, the rank of the process among
-    those with the same functions, and their number.
-    """
-    number = min(max(num_cores // CORES_PER_COMPILER, 1), MAX_COMPILERS)
-    names = [TENSORIZED, OTHERS] * (number // 2) if has_float16 else []
-    names = names or [ALL] * number
-    return [(name, names[:index].count(name), names.count(name)) for index, name in enumerate(names)]
+def count_compilers(num_cores: int) -> int:
+    """Return the number of processes that compile TVM's code beside a search."""
+    return min(max(num_cores // CORES_PER_COMPILER, 1), MAX_COMPILERS)
 
 
 @contextmanager
@@ -215,8 +193,9 @@ def start_timer(device_index: int, *, has_float16: bool) -> Iterator[TvmTimer]:
 
     Args:
         device_index: Index of the CUDA device.
-        has_float16: Whether there are convolutions in float16.
+        has_float16: Whether there are convolutions in float16, for which TVM considers tensor cores.
     """
+    number, has_intrinsics = count_compilers(len(os.sched_getaffinity(0))), int(has_float16)
     code = f"import sys; sys.path[:] = {sys.path!r}; from {__name__} import main; main(sys.argv[1:])"
     with tempfile.TemporaryDirectory() as name, contextlib.ExitStack() as stack:
         errors = stack.enter_context((Path(name) / ERRORS_FILE).open("a"))
@@ -225,14 +204,17 @@ def start_timer(device_index: int, *, has_float16: bool) -> Iterator[TvmTimer]:
         with os.fdopen(writes, "w") as shared:
             processes = [
                 subprocess.Popen(
-                    [sys.executable, "-c", code, str(device_index), str(os.getpid()), *map(str, share)],
+                    [
+                        *(sys.executable, "-c", code),
+                        *map(str, (device_index, os.getpid(), rank, number, has_intrinsics)),
+                    ],
                     stdin=subprocess.PIPE,
                     stdout=shared,
                     stderr=errors,
                     env={**os.environ, **make_cuda_environment()},
                     text=True,
                 )
-                for share in list_shares(len(os.sched_getaffinity(0)), has_float16=has_float16)
+                for rank in range(number)
             ]
         try:
             yield TvmTimer(processes, results, Path(name))
@@ -247,24 +229,24 @@ def main(argv: Sequence[str]) -> None:
     write the seconds of each to the standard output; they are null for a function that does not compile.
 
     Functions are timed as soon as they are compiled after the standard input has ended. The arguments are the index of
-    the device, the process that ends this one, and an item of `list_shares`.
+    the device, the process that ends this one, the rank of this process among those that share the functions, their
+    number, and 1 if TVM will need its tensor intrinsics.
     """
-    share, (index, parent_pid, rank, number) = argv[2], map(int, (*argv[:2], *argv[3:]))
+    index, parent_pid, rank, number, has_intrinsics = map(int, argv)
     set_parent_death_signal(parent_pid)
     results = os.dup(1)
     os.dup2(2, 1)  # for what TVM and its compilers print
-    if share == TENSORIZED:
+    if has_intrinsics:
         import_tensor_intrinsics()
     if not (line := sys.stdin.readline()):  # the parent has no functions
         return
     path = Path(line.rstrip("\n"))
     mod, target = tvm.ir.load_json(path.read_text(encoding="utf-8"))
-    functions = [item for item in rank_functions(mod) if share in (ALL, item[1].attrs["share"])]
     device = tvm.cpu() if target.kind.name == "llvm" else tvm.device(target.kind.name, index)
     with contextlib.suppress(Exception):  # TVM raises many types; it says why when a function is timed
         tvm.runtime.tensor(np.zeros(1, np.float32), device)  # creates the context before time is counted
     reporter = _Reporter(device, path.with_name(_LOCK_FILE), results)
-    compile_and_time(functions[rank::number], target, sys.stdin.fileno(), reporter)
+    compile_and_time(rank_functions(mod)[rank::number], target, sys.stdin.fileno(), reporter)
 
 
 Function = tuple[Any, relax.Function]  # a function of a module and its variable

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from tvmconv.deadline import Deadline
 from tvmconv.errors import TuningError
 from tvmconv.logs.ranking import list_log_files
+from tvmconv.measure.results import NUM_FINALISTS
 from tvmconv.search import tuners
 from tvmconv.search.tuners.bayesian import BayesianTuner
 from tvmconv.verification import VERIFICATION_MODES
@@ -39,6 +40,7 @@ class TuneOptions:
     # Whether the search waits beyond `seconds` for all configs of its first submission, two for each builder process,
     # and not only for the first ones, as many as half of the builder processes.
     waits_for_first_trials: bool = True
+    max_finalists: int = NUM_FINALISTS  # number of fastest configs that are timed again at the end
     # Whether `seconds` counts from the time at which a builder process is ready, instead of from `started_at`.
     counts_from_ready_workers: bool = False
 

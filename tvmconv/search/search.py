@@ -364,7 +364,7 @@ class _SearchSession:
         trial_milliseconds = sum(phases.get(phase, 0.0) for phase in ("load", "verify", "time"))
         seconds_per_finalist = FINAL_MEASUREMENT_SECONDS + trial_milliseconds / 1e3
         count = int(self._final_seconds / NUM_FINAL_ROUNDS / seconds_per_finalist)
-        count = min(NUM_FINALISTS, max(MIN_FINALISTS, count))
+        count = min(self._options.max_finalists, max(MIN_FINALISTS, count))
         ordered_records = order_finalists(self._best_records, built_by_key.keys())
         remaining_trials = iter([MeasureCandidate(record.schedule, record.config) for record in ordered_records])
         pending_trials = [*itertools.islice(remaining_trials, count)]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import itertools
 import math
 import os
@@ -11,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.lib.stride_tricks import sliding_window_view
-from threadpoolctl import threadpool_limits
+from threadpoolctl import ThreadpoolController
 
 from tvmconv.arithmetic import ceil_div
 from tvmconv.workloads.dtypes import FLOAT8_DTYPES, widen_to_float64
@@ -71,8 +72,15 @@ def _run_in_threads(work: Callable[[Any], None], chunks: Sequence[Any]) -> None:
     """Run `work` on all chunks in threads; NumPy copies and multiplies without the GIL. BLAS is limited to the calling
     thread: it would use all cores for each product, and the threads would wait for each other.
     """
-    with threadpool_limits(1, user_api="blas"), ThreadPoolExecutor(min(len(chunks), NUM_THREADS)) as threads:
+    pool = ThreadPoolExecutor(min(len(chunks), NUM_THREADS))
+    with _find_thread_libraries().limit(limits=1, user_api="blas"), pool as threads:
         list(threads.map(work, chunks))
+
+
+@functools.cache
+def _find_thread_libraries() -> ThreadpoolController:
+    """Find the loaded libraries with threads of their own, NumPy's BLAS among them, which takes some milliseconds."""
+    return ThreadpoolController()
 
 
 def _split_output(output_size: Sizes, column_elements: int) -> itertools.product[tuple[slice, ...]]:

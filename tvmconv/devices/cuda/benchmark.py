@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from tvmconv.arithmetic import ceil_div
 from tvmconv.compiler import nvrtc
 from tvmconv.compiler.executable import LaunchConfig
-from tvmconv.devices import cuda
+from tvmconv.devices import cuda, sharing
 from tvmconv.devices.comparison import (
     OutputComparison,
     ReferenceOutput,
@@ -215,7 +215,7 @@ class CudaBenchmark(Benchmark):
     @property
     def _is_idle(self) -> bool:
         """Whether the GPU may have lowered its clocks since the last timing, or since the start of the process."""
-        return time.monotonic() - self._last_busy_at > IDLE_SECONDS
+        return time.monotonic() - max(self._last_busy_at, sharing.get_last_use()) > IDLE_SECONDS
 
     def _bind_copies(self, kernel: CudaLoadedKernel, stack: ExitStack) -> list[BoundKernel]:
         """Bind a kernel to all copies of the arrays, of which there is one unless they exceed the L2 cache."""
