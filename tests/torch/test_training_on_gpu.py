@@ -2,7 +2,6 @@
 
 import copy
 import itertools
-import json
 import threading
 import time
 
@@ -260,29 +259,20 @@ def test_the_time_limit_is_obeyed_and_a_second_call_takes_the_log(tmp_path):
     assert "tuned" in str(tvmconv.torch.get_training_report(model))
 
 
-def check_two_processes(folder, dtype, tolerance, wrapper):
-    one, two = (distributed_training.train(count, folder, "cuda", dtype, 60, wrapper) for count in (1, 2))
-    difference = float((one[0] - two[0]).abs().max())
-    result = {"wrapper": wrapper, "dtype": str(dtype).removeprefix("torch."), "largest difference": difference}
-    result |= {"kernels": one[1], "losses of one": one[0].tolist(), "losses of two": two[0].tolist()}
-    print(f"losses of two processes: {json.dumps(result)}")
-    assert one[1] == two[1] == 8  # the first layer needs no dgrad
-    assert one[0][-10:].mean() < one[0][0] / 2  # the network learns
-    assert torch.allclose(one[0], two[0], rtol=tolerance, atol=tolerance)
-
-
-TOLERANCES = [(torch.float32, 1e-3), (torch.bfloat16, 5e-2)]
-
-
-@pytest.mark.parametrize(("dtype", "tolerance"), TOLERANCES)
 @pytest.mark.skipif(torch.cuda.device_count() > 1, reason="the next test has more than one GPU")
-def test_two_processes_on_one_gpu_have_the_losses_of_one(tmp_path, dtype, tolerance):
-    check_two_processes(tmp_path, dtype, tolerance, distributed_training.DDP)
+def test_two_processes_on_one_gpu_have_the_losses_of_one(tmp_path):
+    check_comparisons(distributed_training.compare(2, tmp_path, "cuda", distributed_training.CASES[:2]), 2)
 
 
-@pytest.mark.parametrize("wrapper", distributed_training.WRAPPERS)
-@pytest.mark.parametrize(("dtype", "tolerance"), TOLERANCES)
 @pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two GPUs")
-def test_two_gpus_have_the_losses_of_one(tmp_path, dtype, tolerance, wrapper):
+def test_two_gpus_have_the_losses_of_one(tmp_path):
     """Fifty steps with NCCL."""
-    check_two_processes(tmp_path, dtype, tolerance, wrapper)
+    check_comparisons(distributed_training.compare(2, tmp_path, "cuda"), 3)
+
+
+def check_comparisons(comparisons, count):
+    assert len(comparisons) == count
+    for each in comparisons:
+        assert each.num_kernels == each.num_kernels_of_several == 8, each.wrapper  # the first layer needs no dgrad
+        assert each.learns
+        assert each.is_equal, each.largest_difference

@@ -10,8 +10,8 @@ of the optimization from the log.
 Times are those of CUDA graphs, and of eager calls with the host's time included. Outputs are compared with the
 network's in float64.
 After each timing, DIR/torch-NAME.json and .md have all results so far, with the kernel of each layer; the log is
-DIR/torch.jsonl. With --gpu-lock, several commands share a GPU: each one compiles the unchanged network first, and then
-waits for the lock.
+DIR/torch.jsonl. With --gpu-lock, several commands share a GPU: they compile their unchanged networks at the same time,
+and then have the GPU one after another.
 """
 
 from __future__ import annotations
@@ -218,7 +218,8 @@ def _measure(result: NetworkResult, device: Device, args: argparse.Namespace) ->
     if args.gpu_lock:
         set_layout(args.layout)
         torch.backends.cudnn.benchmark = False
-        compiled_networks = {label: compile_network(model, mode=mode) for label, mode in modes.items()}
+        with hold_gpu(args.gpu_lock, is_shared=True):
+            compiled_networks = {label: compile_network(model, mode=mode) for label, mode in modes.items()}
         torch.backends.cudnn.benchmark = True
     with hold_gpu(args.gpu_lock):
         for layout in sorted(LAYOUTS, key=args.layout.__eq__):  # the last layout is that of all later timings

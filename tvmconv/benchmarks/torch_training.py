@@ -14,9 +14,9 @@ CUDA graph.
 The unchanged network and the optimized one come first, then the backend, PyTorch's compilations, and those of the
 optimized network. Results are written each time, so that an interruption of a long compilation loses nothing.
 
-With --gpu-lock, several commands share a GPU. Each one compiles the unchanged network first, which takes processors
-and runs a single step on the GPU. It then waits for the lock, which it holds until its end, so that searches and
-timings follow one another.
+With --gpu-lock, several commands share a GPU. All of them first compile their unchanged networks at the same time, as
+compilers time kernels, too. Each one then has the GPU for itself until its end, so that searches and timings follow one
+another.
 """
 
 from __future__ import annotations
@@ -234,7 +234,7 @@ def _measure(name: str, args: argparse.Namespace) -> Iterator[tuple[list[dict[st
     modes = {f"{PYTORCH}, compiled ({mode})": mode for mode in args.compile}
     compiled: dict[str, StepVariant] = {}
     if args.gpu_lock:
-        with _without_cudnn_benchmark():
+        with hold_gpu(args.gpu_lock, is_shared=True), _without_cudnn_benchmark():
             compiled = {label: compile_network(label, model, mode=mode) for label, mode in modes.items()}
         torch.cuda.empty_cache()
     with hold_gpu(args.gpu_lock):
