@@ -50,8 +50,8 @@ def add_gpu_lock(parser: argparse.ArgumentParser) -> None:
 def hold_gpu(lock: Path | None, *, is_shared: bool = False) -> Iterator[None]:
     """Wait until no other process holds the file `lock`, and hold it within the block; None for no file.
 
-    With `is_shared`, other processes that share the lock may hold it at the same time. Nothing disturbs their work on the
-    device, which would disturb timings.
+    With `is_shared`, other processes that share the lock may hold it at the same time, for work that would disturb the
+    timings of others.
     """
     if lock is None:
         yield
