@@ -37,7 +37,7 @@ LAYOUT_NOTE = (
     "Images are contiguous: with model and images channels last, tensor cores are mostly faster, also by PyTorch."
 )
 MAX_TIMING_FRACTION = 0.2  # of the time until the deadline, for the last timing of the whole step
-FUSING_SECONDS, FUSING_FRACTION = 10.0, 0.2  # time to trace the model as a graph; limited to a part of that time
+FUSING_SECONDS, FUSING_FRACTION = 6.0, 0.15  # time to trace the model as a graph; limited to a part of that time
 
 
 def tune(
