@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import time
 from collections.abc import Callable, Sequence
@@ -131,15 +132,13 @@ def optimize_training(
             run_step(trainable, arguments)  # fails now and not in the first step, if it fails
             tvmconv_seconds = _time_step(trainable, arguments, torch_device, deadline)
         if fused and tasks:
-            backend = FusedGraphBackend(log, choose)
-            fused_seconds = _time_fused(trainable, arguments, torch_device, deadline, backend)
-            is_faster = _is_faster(fused_seconds, pytorch_seconds, tvmconv_seconds) or choose == "tuned"
-            notes.append(_describe_fused(backend, fused_seconds, tvmconv_seconds, is_faster))
-            if is_faster:
-                tvmconv_seconds = fused_seconds
-                has_kernels = True
-            else:
-                separate_model(trainable)
+            fused_seconds, note = _fuse(
+                *(trainable, arguments, torch_device, deadline, FusedGraphBackend(log, choose)),
+                *(choose, pytorch_seconds, tvmconv_seconds),
+            )
+            notes.append(note)
+            if trainable._compiled_call_impl is not None:
+                tvmconv_seconds, has_kernels = fused_seconds, True
     lines = _list_reports(trainable, tasks)
     notes += [LAYOUT_NOTE] if any(_prefers_channels_last(task) for task in tasks) else []
     report = TrainingReport(lines, pytorch_seconds, tvmconv_seconds, notes=(*notes, OTHER_CALLS_NOTE))
@@ -232,35 +231,33 @@ def _time_step(
         raise ModelError(f"a training step does not run on the example: {str(error).splitlines()[0]}") from error
 
 
-def _time_fused(
+def _fuse(
     model: torch.nn.Module,
     arguments: Sequence[Any],
     torch_device: torch.device,
     deadline: Deadline | None,
     backend: FusedGraphBackend,
-) -> float | None:
-    """Have a trainable model run as a graph, and return the seconds of a forward and backward pass."""
+    choose: ChooseMode,
+    *other_seconds: float | None,
+) -> tuple[float | None, str]:
+    """Have a trainable model run as a graph if a step is then faster than others; return its seconds and a note."""
     backend.deadline = deadline
     fuse_model(model, backend)
-    run_step(model, arguments)
-    backend.is_selecting = False
-    return _time_step(model, arguments, torch_device, deadline)
-
-
-def _is_faster(seconds: float | None, *others: float | None) -> bool:
-    """Return whether a time is shorter than all others that were measured; an unknown one counts as such."""
-    return seconds is None or all(other is None or seconds < other for other in others)
-
-
-def _describe_fused(
-    backend: FusedGraphBackend, fused_seconds: float | None, tvmconv_seconds: float | None, is_faster: bool
-) -> str:
-    if not is_faster:
-        return "The model does not run as a graph, because the whole step was no faster with the operators."
-    times = ""
-    if fused_seconds is not None and tvmconv_seconds is not None:
-        times = f" The whole step took {fused_seconds * 1e6:,.0f} µs, and {tvmconv_seconds * 1e6:,.0f} µs otherwise."
-    return backend.describe() + times
+    try:
+        run_step(model, arguments)
+        backend.is_selecting = False
+        seconds = _time_step(model, arguments, torch_device, deadline)
+    except ModelError as error:  # for example, of checkpoints that write to buffers
+        separate_model(model)
+        return None, f"The model does not run as a graph: {error}."
+    others = [each for each in other_seconds if each is not None]
+    if seconds is not None and choose != "tuned" and seconds >= min(others, default=math.inf):
+        separate_model(model)
+        return seconds, "The model does not run as a graph, because the whole step was no faster with the operators."
+    if seconds is None or not others:
+        return seconds, backend.describe()
+    times = f"The whole step took {seconds * 1e6:,.0f} µs, and {min(others) * 1e6:,.0f} µs otherwise."
+    return seconds, f"{backend.describe()} {times}"
 
 
 def _mark_normalized(model: torch.nn.Module, calls: Sequence[RecordedCall], device: Device) -> list[RecordedCall]:
