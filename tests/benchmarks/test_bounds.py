@@ -7,6 +7,7 @@ import pytest
 
 from tvmconv.benchmarks.layer_table import keep_newest, make_layer_table, make_networks_table, make_summary_table
 from tvmconv.benchmarks.torch_table import make_layout_table, make_quantized_table, make_torch_models_table
+from tvmconv.benchmarks.torch_training_table import make_training_table
 from tvmconv.experiments.sweep import Sweep
 from tvmconv.workloads import Layer, parse
 
@@ -73,6 +74,13 @@ def test_quantized_networks_are_compared_with_those_in_their_own_precision():
     assert [row[1] for row in rows] == ["f16, PyTorch", "f16", "i8"]
     assert [row[4:7] for row in rows[1:]] == [("1.50", "1.00", "—"), ("3.00", "2.00", "1 of 2")]
     assert make_torch_models_table([result]).rows[0][7] == "1.50"  # without quantized networks
+
+
+def test_a_training_step_may_be_timed_as_a_fused_graph_alone():
+    graphs = {"PyTorch": 4.0, "PyTorch, compiled (default)": 3.0, "tvmconv, fused": 2.0}
+    timed = [{"name": name, "graph": graph, "made": 9.0} for name, graph in graphs.items()]
+    (row, _) = make_training_table([{"network": "x", "dtype": "f16", "batch": 8, "timed": timed}]).rows
+    assert row[3:] == ("4,000,000", "3,000,000", "—", "2,000,000", "1.50", "—", "9.00", "9.00")
 
 
 def test_a_layer_table_needs_tuned_kernels(bench, capsys):
