@@ -22,7 +22,9 @@ from ..tile_config import Rule
 
 KNOB, BUFFERS_KNOB = "promotion_interval", "promotion_buffers"
 PROMOTION_INTERVALS = (128, 192, 256, 512, 1024, 0)
-SEARCHED_INTERVALS = tuple(n for n in PROMOTION_INTERVALS if n and bound_accumulation_error(n) <= MAX_ACCUMULATION_ERROR)
+SEARCHED_INTERVALS = tuple(
+    n for n in PROMOTION_INTERVALS if n and bound_accumulation_error(n) <= MAX_ACCUMULATION_ERROR
+)
 MAX_PRODUCTS = max(SEARCHED_INTERVALS)
 PROMOTION_BUFFERS = (1, 2)
 

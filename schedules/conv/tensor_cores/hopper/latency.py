@@ -36,8 +36,8 @@ from .tma_requirements import (
 WORKSPACE_LAUNCH_US, WORKSPACE_BYTES_PER_US = H200_FIT.mma_sync.workspace_launch_us, 4.0e6
 
 # Rough time of a promotion of a warpgroup during which the tensor cores are idle, fitted to two layers on an H200. If
-# several warpgroups compute a tile, half of it is hidden.
-PROMOTION_LATENCY_US, PROMOTION_US_PER_ACCUMULATOR, EXPOSED_PROMOTION = 0.15, 1e-3, 0.5
+# several warpgroups compute a tile, half of it is hidden; with two sets of accumulators, nearly all of it.
+PROMOTION_LATENCY_US, PROMOTION_US_PER_ACCUMULATOR, EXPOSED_PROMOTION, HIDDEN_PROMOTION = 0.15, 1e-3, 0.5, 0.1
 
 
 def list_promotion_options(w: Conv) -> dict[str, tuple[int, ...]]:
@@ -106,7 +106,7 @@ def _estimate_promotion_us(config: HopperTileConfig) -> Any:
     promotions = config.promotions_per_k_tile(1) / np.maximum(1, config.promotion_k_tiles(1))
     promotion_us = PROMOTION_LATENCY_US + config.num_accumulators * PROMOTION_US_PER_ACCUMULATOR
     share = np.where(np.greater(config.warpgroups_per_tile, 1), EXPOSED_PROMOTION, 1.0)
-    share = np.where(np.greater(config.promotion_buffers, 1), 0.0, share)
+    share = np.where(np.greater(config.promotion_buffers, 1), HIDDEN_PROMOTION, share)
     return np.where(np.greater(config.promotion_interval, 0), share * promotions * promotion_us, 0.0)
 
 
