@@ -43,14 +43,21 @@ def isa_constraints(w: Conv) -> list[Rule]:
             lambda t: np.logical_not(t.uses_smem_reduction(w) | t.splits_last_wave),
         )
     ]
+    whole_tiles: list[Rule] = [
+        (
+            "CTAs do not divide the channels of tiles if there are statistics, a residual, or operands of 8 bits",
+            lambda t: np.logical_not(t.narrows_last_wave),
+        )
+    ]
     padded_lines: list[Rule] = [
         (
             "a CTA has whole sums, and TMA stores them, if output rows are padded",
-            lambda t: ~(t.pads_lines & (t.uses_smem_reduction(w) | t.splits_last_wave)),
+            lambda t: ~(t.pads_lines & (t.uses_smem_reduction(w) | t.divides_last_wave)),
         )
     ]
     return [
         *(whole_sums if returns_stats(w) or has_large_output(w) else []),
+        *(whole_tiles if returns_stats(w) or find_residual(w) or has_eight_bits(w) else []),
         *list_eight_bit_rules(w),
         *(padded_lines if can_pad_lines(w) else []),
         (
@@ -82,6 +89,19 @@ def isa_constraints(w: Conv) -> list[Rule]:
                     & ~t.uses_smem_reduction(w)
                     & t.computes_several_tiles(gemm)
                     & (t.last_wave_parts(gemm) > 1)
+                )
+            ),
+        ),
+        (
+            "the last wave has narrow tiles if TMA stores, CTAs form no clusters, and several have time for each tile",
+            lambda t: (
+                np.logical_not(t.narrows_last_wave)
+                | (
+                    (t.cluster_size == 1)
+                    & (gemm.frames == 1)
+                    & ~t.uses_smem_reduction(w)
+                    & t.computes_several_tiles(gemm)
+                    & (t.narrow_parts(gemm) > 1)
                 )
             ),
         ),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -38,6 +39,7 @@ from .tile_config import (
     KERNEL_SCHEDULES,
     KNOB_OPTIONS,
     MAX_SWIZZLE_BYTES,
+    NARROW_LAST_WAVE,
     NORMAL,
     NUM_MULTIPROCESSORS,
     OUTPUT_EVICTIONS,
@@ -59,6 +61,7 @@ from .tma_requirements import (
     list_taps_per_copy_of_whole_lines,
 )
 
+NEAR_RATIO = 1.05  # of estimates of narrower tiles in the last wave, with which a search starts
 MIN_EVICTED_BYTES = H200.architecture.l2_bytes // 2  # minimum size of an output that may leave L2 before the operands
 NUM_EVICTING_CONFIGS = 2  # configs with which a search starts whose output leaves L2 first
 Estimate = Callable[[HopperTileConfig, Conv], Any]  # returns the latency of configs in microseconds
@@ -127,6 +130,7 @@ def declare_knobs(
     | | "m" | consecutive tiles have the same channels and neighbouring pixels |
     | decomposition | "data_parallel" | a CTA computes whole tiles |
     | | "split_last_wave" | several CTAs divide each tile of the last wave, and a second kernel adds the parts |
+    | | "narrow_last_wave" | several CTAs divide the channels of each tile of the last wave |
 
     8-bit floats have the knob `promotion_interval`: the number of products after which sums are promoted to float32. A
     search has only the interval whose error is bounded; longer ones, and 0 for none, are for users who set them.
@@ -169,7 +173,7 @@ def require_channels_first_output(w: Conv, k: Knobs) -> None:
         )
     k.require(
         "the last wave is split, and rows are padded, only if outputs are channels last",
-        lambda c: ~np.asarray(make_config(c).splits_last_wave | make_config(c).pads_lines),
+        lambda c: ~np.asarray(make_config(c).divides_last_wave | make_config(c).pads_lines),
     )
 
 
@@ -207,7 +211,7 @@ def list_starting_configs(
 ) -> list[dict[str, Any]]:
     """Return the configs with which a search starts: the best estimates of several tiles for each kernel schedule.
 
-    The last one divides the last wave, if an estimate is lower with it. Where the kernel schedule is no knob, there are
+    The last ones divide the last wave, if an estimate is lower with it. Where the kernel schedule is no knob, there are
     the best estimates of several tiles for a gradient and for operands of 8 bits. There are none for other
     convolutions, for which the cost model has some.
 
@@ -233,14 +237,18 @@ def list_starting_configs(
     schedules = STARTING_FLOAT8_SCHEDULES if has_float8_sums(w) else STARTING_KERNEL_SCHEDULES
     best_tiles = {name: iter(list_tiles(schedules.count(name), kernel_schedule=name)) for name in KERNEL_SCHEDULES}
     ranked = [entry for name in schedules if (entry := next(best_tiles[name], None))]
-    split = [
-        entry
-        for name in (PINGPONG, COOPERATIVE)
-        for entry in list_tiles(1, kernel_schedule=name, decomposition=SPLIT_LAST_WAVE)
+    divided = [
+        [
+            entry
+            for name in (PINGPONG, COOPERATIVE)
+            for entry in list_tiles(1, kernel_schedule=name, decomposition=decomposition)
+        ]
+        for decomposition in (SPLIT_LAST_WAVE, NARROW_LAST_WAVE)
     ]
-    best_split = min(split, key=lambda entry: entry[1], default=None)
-    if best_split and all(best_split[1] < latency_us for _, latency_us in ranked):
-        ranked.append(best_split)
+    best_us = min((latency_us for _, latency_us in ranked), default=math.inf)
+    best_split = min(divided[0], key=lambda entry: entry[1], default=None)
+    ranked += [best_split] if best_split and best_split[1] < best_us else []
+    ranked += [entry for entry in divided[1] if entry[1] < NEAR_RATIO * best_us]
     if can_pad_lines(w) and w.kernel[-1] > 1:
         # Whole swizzles of channels were fastest for three layers of 64 channels on an H200, unlike their estimates.
         gemm = ImplicitGemmShape.from_workload(w)

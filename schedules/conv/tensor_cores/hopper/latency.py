@@ -28,6 +28,9 @@ from .tma_requirements import (
 # Costs of partial sums in a workspace: a second launch, as fitted for `mma_sync`, and traffic of L2 by all SMs.
 WORKSPACE_LAUNCH_US, WORKSPACE_BYTES_PER_US = H200_FIT.mma_sync.workspace_launch_us, 4.0e6
 
+# Rough time of a last wave of narrower tiles for each byte that a CTA copies, relative to a whole wave.
+NARROW_WAVE_TIME = 0.8
+
 # Rough time of a promotion of a warpgroup during which the tensor cores are idle, fitted to two layers on an H200. If
 # several warpgroups compute a tile, half of it is hidden.
 PROMOTION_LATENCY_US, PROMOTION_US_PER_ACCUMULATOR, EXPOSED_PROMOTION = 0.15, 1e-3, 0.5
@@ -106,7 +109,12 @@ def _count_waves(config: HopperTileConfig, gemm: ImplicitGemmShape, ctas_per_sm:
     """Return the number of waves; a split last wave takes a fraction of the time."""
     num_ctas, active_ctas = config.num_tiles(gemm) * config.split_k, config.max_active_ctas * ctas_per_sm
     split_waves = num_ctas // active_ctas + 1 / config.last_wave_parts(gemm)
-    return np.where(config.splits_last_wave, split_waves, ceil_div(num_ctas, active_ctas))
+    # In narrower tiles, fewer CTAs copy fewer rows of weights, and as many of pixels.
+    narrow_n = config.block_n // config.narrow_parts(gemm)
+    copied = (config.block_m + narrow_n) / (config.block_m + config.block_n)
+    narrow_waves = num_ctas // active_ctas + NARROW_WAVE_TIME * copied
+    waves = np.where(config.narrows_last_wave, narrow_waves, ceil_div(num_ctas, active_ctas))
+    return np.where(config.splits_last_wave, split_waves, waves)
 
 
 def _last_wave_us(config: HopperTileConfig, gemm: ImplicitGemmShape) -> Any:

@@ -213,7 +213,13 @@ def can_interleave_filters(
     filters, columns = problem.b.loader, math.gcd(problem.shape.n, config.block_n // config.cluster_m)
     if type(filters) is not FilterMatrix or get_itemsize(w.argument_dtypes[-1]) > 1 or columns % INTERLEAVED_FILTERS:
         return False
-    if access.output or problem.residues or problem.windows or config.splits_last_wave or config.uses_smem_reduction(w):
+    if (
+        access.output
+        or problem.residues
+        or problem.windows
+        or config.divides_last_wave
+        or config.uses_smem_reduction(w)
+    ):
         return False
     return math.prod(filters.kernel) == 1 or filters.channels % config.block_k(problem.shape.itemsize) == 0
 
