@@ -199,7 +199,8 @@ def _keep_buffers(model: torch.nn.Module) -> Iterator[dict[str, torch.Tensor]]:
     finally:
         with torch.no_grad():
             for name, buffer in model.named_buffers():
-                buffer.copy_(saved[name])
+                if not torch.equal(buffer, saved[name]):  # expanded buffers, for example, cannot be written to
+                    buffer.copy_(saved[name])
 
 
 def _clone_example(arguments: Sequence[Any]) -> Any:
