@@ -24,14 +24,17 @@ DESCRIPTIONS = {
     "block_n": "GEMM N tile of a CTA: output channels, or (tap, channel) in a wgrad.",
     "block_p": "Output rows per tile of a CTA.",
     "block_q": "Output columns per tile of a CTA.",
+    "channels": "Channels per tile of a CTA.",
     "channels_per_exchange": "Channels per thread whose products are in shared memory at a time, before the output "
     "transform.",
     "cluster_m": "CTAs of a cluster along the pixels: they share the weights, and each multicasts a slice of them.",
     "cluster_n": "CTAs of a cluster along the channels: they share the pixels, and each multicasts a slice of them.",
+    "columns": "Output columns per tile of a CTA.",
     "copy_order": 'Order of copies to shared memory: "contiguous" gives a thread neighbouring elements, "coalesced" '
     'gives neighbouring threads neighbouring elements, "vectorized" does so with four elements per thread.',
     "decomposition": 'How CTAs divide the work: in "data_parallel" a CTA computes whole tiles; in "split_last_wave" '
-    "several CTAs also divide each tile of the last wave along the reduction, and a second kernel adds the parts.",
+    "several CTAs also divide each tile of the last wave along the reduction, and a second kernel adds the parts; in "
+    '"narrow_last_wave" they divide it along the channels.',
     "fragment_prefetch": "When a warp loads its fragments: 0 is just before their product, 1 is one slice earlier.",
     "input_loader": 'How a channels-first input is loaded: "converted" transposes it by a launch of its own; "tma" and '
     '"cp_async" copy pixels of filters of one tap as they lie; with "halo_smem" and "halo", warps of the kernel '
@@ -64,6 +67,7 @@ DESCRIPTIONS = {
     "raster_order": 'Order of tiles: consecutive tiles are neighbours along "n" (channels) or "m" (pixels), and share '
     "the other operand in the L2 cache.",
     "residual_add": 'When a residual is added: in the "epilogue", or as "accumulator_init", before the first product.',
+    "rows": "Output rows per tile of a CTA.",
     "rows_per_thread": "Output rows per thread.",
     "rows_per_warp": "Rows of 16 positions that a warp computes.",
     "sliced_k": "Groups of threads that share the reduction of an output, each with a slice of every k-tile.",
@@ -79,6 +83,7 @@ DESCRIPTIONS = {
     "threads_taps": "Threads of a CTA along tiles of the filter.",
     "threads_x": "Threads of a CTA along a row.",
     "threads_y": "Threads of a CTA along a column.",
+    "strip": "Neighbouring output columns per thread.",
     "strip_rows": "Rows of dY of a strip; a tile of 16 rows has one strip, or several of which each has its own halo.",
     "tile_b": f"Split of the α² points of a Winograd tile: {DIRECT_TILE}.",
     "tile_c": f"Split of the output channels: {TEXTBOOK_TILE}.",

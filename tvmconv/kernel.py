@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Mapping
+from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -13,6 +14,7 @@ from tvmconv.compiler import lowering as lowering
 from tvmconv.compiler.executable import ArrayType, Executable, LaunchConfig
 from tvmconv.compiler.lowered_module import LoweredKernel, LoweredModule
 from tvmconv.compiler.source import strip_preamble
+from tvmconv.devices import sharing
 from tvmconv.errors import CompileError, DeviceError, WorkloadError
 from tvmconv.html import make_html_details, make_html_properties
 from tvmconv.space import Config, Value, format_value
@@ -30,7 +32,7 @@ if TYPE_CHECKING:
     from tvmconv.compiler.sass_listing import Listing
     from tvmconv.cost_model.predict import Prediction
     from tvmconv.devices import Device, Timing
-    from tvmconv.devices.device import LoadedKernel
+    from tvmconv.devices.device import LoadedKernel, TurnTimer
     from tvmconv.workloads import Workload
 
 IR_LEVELS = ("te", "tir", "lowered", "source", "ptx", "sass", "resources")
@@ -327,7 +329,8 @@ class Kernel:
             array_types = self.lowered_module.arrays[:-1]
             arrays = [np.ascontiguousarray(x, a.dtype) for x, a in zip(inputs, array_types, strict=True)]
             written = inputs[-1:] if STATS in self.workload.epilogue else ()
-            return self.loaded_kernel.run(arrays, *written)
+            with sharing.hold_gpu():
+                return self.loaded_kernel.run(arrays, *written)
         return self.loaded_kernel.call_dlpack(inputs)
 
     def verify(self, problem: Problem | None = None, *, full: bool = False) -> Verification:
@@ -361,6 +364,10 @@ class Kernel:
         """
         problem = problem or Problem(self.workload)
         return self.loaded_kernel.time(problem.inputs, cold=cold, seconds=seconds)
+
+    def open_timer(self, problem: Problem, *, cold: bool = False) -> AbstractContextManager[TurnTimer] | None:
+        """Return a block with a timer of turns, between which other kernels run; None if the device has none."""
+        return self.loaded_kernel.open_timer(problem.inputs, cold=cold)
 
 
 def _to_array(values: object) -> np.ndarray:

@@ -152,9 +152,9 @@ def test_a_fast_algorithm_that_is_seldom_picked_is_found(pick, slow_picks):
 def test_cudnn_tries_another_number_of_algorithms_in_each_round(pick):
     _, picks = pick("conv2d:1x4x6x6,4x4x3x3", apart=[1.0])
     first, rounds = picks.num_algorithms[:2], picks.num_algorithms[2::2]  # each in both layouts
-    assert first == [0, 0]
+    assert first == [4, 4]
     assert {*rounds} == {*cudnn.NUM_ALGORITHMS}
-    assert rounds[:3] == [2, 3, 4]
+    assert rounds[:3] == [8, 2, 3]
 
 
 def test_calls_that_cudnn_cannot_run_are_left_out_if_others_can(pick):

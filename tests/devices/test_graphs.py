@@ -3,6 +3,7 @@ from types import SimpleNamespace
 import pytest
 
 from tvmconv.devices.cuda import graphs
+from tvmconv.devices.device import BufferSets
 
 
 @pytest.fixture
@@ -91,3 +92,28 @@ def test_a_warm_up_after_idling_outlasts_low_clocks(waking):
     warm_up = {"launch_multiple": 1, "seconds": 0.05, "warm_up_seconds": graphs.IDLE_WARM_UP_SECONDS}
     replays = graphs.time_replays(lambda launches: lambda: None, 0, **warm_up)
     assert max(replays.seconds) == pytest.approx(1.3e-3)
+
+
+def make_timer(num_sets=1):
+    return graphs.GraphTimer(lambda launches: lambda: launches, 0, BufferSets(num_sets, 1 << 20, 0))
+
+
+def test_the_first_replay_of_a_turn_does_not_count(clock):
+    clock.take([1e-4])
+    timer = make_timer()
+    clock.take([7e-4, 2e-4])  # the cache has what other kernels left
+    clock.queued.clear()
+    timer.take_turn(1e-3)
+    assert clock.queued == [6]  # replays of two launches each
+    assert timer.finish().median == pytest.approx(2e-4)
+    assert "in turns" in timer.finish().method
+
+
+def test_a_long_launch_takes_one_turn(clock):
+    clock.take([0.7])
+    timer = make_timer()
+    clock.queued.clear()
+    for _ in range(3):
+        timer.take_turn(0.01)
+    assert clock.queued == [1]
+    assert timer.finish().seconds == pytest.approx((0.7,))

@@ -113,6 +113,17 @@ def command_of(section, page, folder):
         return ["bench", "eight-bits", "--from", *recorded("*/eight-bits/eight-bits*.json.gz")]
     if section == "gradients":
         return ["bench", "layer-table", *recorded("*/gradients/*.json.gz"), "--summary", "--section", section]
+    if section == "gradients-networks":
+        networks = ROOT / "tuning_logs/gradient-networks.json"
+        return [
+            "bench",
+            "layer-table",
+            *recorded("*/gradients/*.json.gz"),
+            "--networks",
+            networks,
+            "--section",
+            section,
+        ]
     if section.startswith("gradients-"):
         return ["bench", "layer-table", *reversed(recorded(f"*/gradients/{section}*.json.gz")), "--section", section]
     if section in ("video", "video-bare", "batches", "batches-depthwise"):

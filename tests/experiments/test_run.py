@@ -1,5 +1,6 @@
 import json
 import time
+from contextlib import nullcontext
 from dataclasses import replace
 
 import numpy as np
@@ -10,8 +11,9 @@ from tvmconv.baselines.base import REGISTRY, Baseline
 from tvmconv.devices import Arch, Timing
 from tvmconv.devices.power import PowerSample
 from tvmconv.errors import CompileError, DeviceError, KnobError
+from tvmconv.experiments import run
 from tvmconv.experiments.preparation import list_unsupported_schedules, select_schedules
-from tvmconv.experiments.results import Result
+from tvmconv.experiments.results import Result, ResultRow
 from tvmconv.experiments.run import run_schedules
 from tvmconv.kernel import Kernel
 from tvmconv.reports.tables import format_result
@@ -232,3 +234,31 @@ def test_a_device_without_sensors_is_refused_before_anything_is_built(opencl, mo
     monkeypatch.setattr(Kernel, "verify", lambda *args: pytest.fail("verified"))
     with pytest.raises(DeviceError, match="no sensors of clock and energy"):
         run_schedules(SMALL, ["default"], device=opencl, sustained=0.1)
+
+
+class FakeTimer:
+    """A timer of turns, which notes them."""
+
+    def __init__(self, name, turns):
+        self.name, self.turns = name, turns
+
+    def take_turn(self, seconds):
+        self.turns.append(self.name)
+
+    def finish(self):
+        return Timing((1.0,), "in turns", False)
+
+
+def test_rows_are_timed_in_turns_if_all_of_them_can_be():
+    turns = []
+
+    def make_entry(name, has_timer=True):
+        timer = nullcontext(FakeTimer(name, turns)) if has_timer else None
+        return run._TimingEntry(ResultRow(name), open_timer=lambda: timer)
+
+    benchmark = run._Benchmark(None, None, True, 0.01, lambda message: None)
+    timings = benchmark._time_in_turns([make_entry("tuned"), make_entry("cudnn")], 1)
+    assert [timing.method for timing in timings] == ["in turns"] * 2
+    assert turns == ["tuned", "cudnn"] * run.NUM_TURNS
+    assert benchmark._time_in_turns([make_entry("tuned"), make_entry("copy", has_timer=False)], 1) is None
+    assert benchmark._time_in_turns([make_entry("tuned")], 1) is None

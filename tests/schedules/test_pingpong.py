@@ -47,6 +47,8 @@ WORKLOADS = {
     "a signal": "conv1d:1x64x441,16x64x3,s1,p1,f16,nhwc,add,bias",
     "groups": "conv2d:2x64x9x9,64x32x3x3,s1,p1,g2,f16,nhwc,bias",
     "shared taps": "conv2d:2x32x5x64,16x32x3x3,s1,p1,f16,nhwc,bias",
+    "wide": "conv2d:1x64x19x17,128x64x1x1,s1,p0,f16,nhwc",
+    "wide, bias": "conv2d:1x32x16x23,256x32x3x3,s1,p1,bf16,nhwc,bias,relu",
     "channels first": "conv2d:2x64x8x16,24x64x1x1,s1,p0,f16,bias,add",
     "channels first, 3x3": "conv2d:2x32x9x11,24x32x3x3,s1,p1,f16,bias",
 }
@@ -107,6 +109,28 @@ def test_parts_of_the_last_wave_add_up(name):
     assert [step.launch.grid[0] for step in kernel.kernels][:1] == [multiprocessors]
     (workspace,) = kernel.lowered_module.executable.workspace
     assert workspace.nbytes == 4 * rest * parts * tiles.block_m * tiles.block_n
+
+
+# A workload, a config and the number of multiprocessors; then whole waves, tiles of the last wave, and parts of each.
+NARROW_WAVES = {
+    "odd whole waves": ("wide", {**PINGPONG, "block_n": 64}, 11, (1, 1, 2)),
+    "even whole waves": ("wide", {**PINGPONG, "block_n": 64, "raster_order": "m"}, 5, (2, 2, 2)),
+    "one whole wave": ("wide", {**COOPERATIVE, "block_n": 128, "stages": 3}, 2, (1, 1, 2)),
+    "bias": ("wide, bias", {**PINGPONG, "block_n": 128, "wgmma_m_tiles": 2, "stages": 3}, 4, (1, 2, 2)),
+}
+
+
+@pytest.mark.sample(1)
+@pytest.mark.parametrize("name", NARROW_WAVES)
+def test_tiles_of_the_last_wave_are_narrower(name):
+    workload, config, multiprocessors, (waves, rest, parts) = NARROW_WAVES[name]
+    kernel = check(WORKLOADS[workload], {**config, "decomposition": "narrow_last_wave"}, multiprocessors)
+    shape = ImplicitGemmShape.from_workload(kernel.workload)
+    tiles = HopperTileConfig.of_workload(kernel.config, kernel.workload)
+    with few_multiprocessors(multiprocessors):
+        assert divmod(int(tiles.num_tiles(shape)), multiprocessors) == (waves, rest)
+        assert tiles.narrow_parts(shape) == parts
+    assert [step.launch.grid[0] for step in kernel.kernels] == [multiprocessors]
 
 
 def test_a_last_wave_of_many_tiles_is_not_split():

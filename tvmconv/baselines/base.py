@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from tvmconv.devices.cuda.device import CudaDevice
 from tvmconv.devices.cuda.loaded_kernel import translate_errors
-from tvmconv.devices.device import Device, Timing, get_first_line
+from tvmconv.devices.device import Device, Timing, TurnTimer, get_first_line
 from tvmconv.errors import DeviceError, Error
 from tvmconv.workloads import Workload
 from tvmconv.workloads.filters import Filter
@@ -57,6 +57,8 @@ class Baseline:
     # Function that times the same algorithm again for about the given seconds; None if the baseline is called again.
     time_again: Callable[[float], Timing] | None = None
     close: Callable[[], None] = lambda: None  # frees the resources of `time_again`
+    # Function that returns a block with a timer of the same algorithm in turns; None if it can only be timed again.
+    open_timer: Callable[[], AbstractContextManager[TurnTimer]] | None = None
 
 
 def require_gpu(device: Device, library: str) -> CudaDevice:

@@ -9,6 +9,7 @@ import time
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager, contextmanager
+from dataclasses import dataclass
 from typing import Any, ClassVar
 
 import numpy as np
@@ -22,6 +23,7 @@ from tvmconv.devices import sharing
 from tvmconv.devices.cuda.device import CudaDevice
 from tvmconv.devices.cuda.graphs import (
     IDLE_WARM_UP_SECONDS,
+    GraphTimer,
     Replay,
     capture_until_long_enough,
     time_between_events,
@@ -39,11 +41,11 @@ from tvmconv.workloads.filters import Filter
 AnyConv = Conv | DerivedConv | Filter
 
 NEAR_RATIO = 1.15  # calls within this factor of the fastest are picked again
-NUM_ALGORITHMS = (0, 2, 3, 4, 6, 8, 10, 12, 16, 24)  # algorithms that cuDNN tries, by round; 0: all
+NUM_ALGORITHMS = (4, 8, 2, 3, 6, 10, 12, 16, 24, 0)  # algorithms that cuDNN tries, by round; 0: all
 MAX_UNIMPROVED_ROUNDS = len(NUM_ALGORITHMS) + 2  # rounds without a faster pick after which picking ends
 MIN_IMPROVEMENT = 0.01  # fraction by which a pick must be faster to count as an improvement
 PICK_SECONDS, MIN_PICK_REPLAYS = 0.02, 5  # timing of each pick
-MAX_PICKING_SECONDS = 1.5  # time after which picking ends; some calls have very many algorithms
+MAX_PICKING_SECONDS = 1.0  # time after which picking ends; some calls have very many algorithms
 WARM_UP_VALUES = 1 << 24  # float32 values of the warm-up kernel
 MAX_IDLE_SECONDS = 0.2  # after a longer pause the GPU may have lowered its clocks
 NUM_BUSY_LAUNCHES = 300  # launches of it, some 10 ms, that keep the clocks of a busy GPU steady before a trial
@@ -79,7 +81,9 @@ def time_cudnn(
     try:
         with translate_library_errors("cuDNN through PyTorch", gpu, RuntimeError), torch.cuda.device(gpu.index):
             if time.monotonic() - sharing.get_last_use() > MAX_IDLE_SECONDS:
-                warm_up_gpu(torch, gpu, torch.cuda.current_stream(gpu.index).cuda_stream, IDLE_WARM_UP_SECONDS)
+                is_busy = time.monotonic() - CudnnPick.get_last_use(gpu) <= MAX_IDLE_SECONDS
+            stream = torch.cuda.current_stream(gpu.index).cuda_stream
+            warm_up_gpu(torch, gpu, stream, None if is_busy else IDLE_WARM_UP_SECONDS)
         fastest = pick_fastest(w, inputs, gpu, cold=cold)
         timing = fastest.time(seconds)
     finally:
@@ -90,7 +94,14 @@ def time_cudnn(
         torch.cuda.empty_cache()
 
     output = fastest.compute_output()
-    return Baseline(timing, output, fastest.pick.description, time_again=fastest.time_elsewhere, close=close)
+    return Baseline(
+        timing,
+        output,
+        fastest.pick.description,
+        time_again=fastest.time_elsewhere,
+        close=close,
+        open_timer=fastest.open_timer,
+    )
 
 
 def pick_fastest(w: AnyConv, inputs: Sequence[NDArray[Any]], gpu: CudaDevice, *, cold: bool) -> CudnnPickThread:
@@ -120,7 +131,7 @@ def pick_fastest(w: AnyConv, inputs: Sequence[NDArray[Any]], gpu: CudaDevice, *,
         if candidate is not None:
             candidate.close()
 
-    for num_algorithms in (0, None):
+    for num_algorithms in (None, NUM_ALGORITHMS[0]):
         for number in calls_by_number:
             try_pick(number, num_algorithms)
     started_at, num_unimproved = time.monotonic(), 0  # the first picks, which load libraries, do not count
@@ -183,6 +194,12 @@ class CudnnPickThread:
         self._thread.submit(self.pick.move_tensors).result()
         return self.time(seconds)
 
+    @contextmanager
+    def open_timer(self) -> Iterator[PickTimer]:
+        """Open a timer of turns, in tensors that were not used before if their location may matter."""
+        self._thread.submit(self.pick.move_tensors).result()
+        yield PickTimer(self._thread, self.pick, self._thread.submit(self.pick.start_timer).result())
+
     def compute_output(self) -> NDArray[Any] | None:
         """Return Y as the pick computes it; None if the call is not verified."""
         return self._thread.submit(self.pick.compute_output).result()
@@ -191,6 +208,23 @@ class CudnnPickThread:
         """End the thread and free the tensors of the pick."""
         self._thread.shutdown()
         self.pick.close()
+
+
+@dataclass(frozen=True)
+class PickTimer:
+    """Timer of a pick in turns, in its thread."""
+
+    thread: ThreadPoolExecutor
+    pick: CudnnPick
+    timer: GraphTimer
+
+    def take_turn(self, seconds: float) -> None:
+        """Time launches for about these seconds."""
+        self.thread.submit(self.pick.take_turn, self.timer, seconds).result()
+
+    def finish(self) -> Timing:
+        """Return the times of all turns."""
+        return self.timer.finish()
 
 
 class CudnnPick:
@@ -224,14 +258,18 @@ class CudnnPick:
         self.description = ", ".join([*_format_versions(torch), algorithm, tf32, *call.notes])
         with self._on_stream():
             self._copies = [call.prepare(*(_copy_to_gpu(x, gpu) for x in inputs)) for _ in range(self._sets.num_sets)]
-            last_use = max(self._busy_until.get(gpu.index, -math.inf), sharing.get_last_use())
-            if time.monotonic() - last_use > MAX_IDLE_SECONDS:
+            if time.monotonic() - self.get_last_use(gpu) > MAX_IDLE_SECONDS:
                 warm_up_gpu(torch, gpu, self._stream.cuda_stream)
             else:
                 keep_gpu_busy(torch, gpu)
             for _ in range(3):  # the first call tries the algorithms, which is not allowed in a capture
                 call.compute(*self._copies[0])
         self._previous_copies: list[Tensors] = []  # keep their memory from being used again
+
+    @classmethod
+    def get_last_use(cls, gpu: CudaDevice) -> float:
+        """Return the `time.monotonic` at which the last timing of a pick, or turn of a process, ended on a GPU."""
+        return max(cls._busy_until.get(gpu.index, -math.inf), sharing.get_last_use())
 
     def compute_output(self) -> NDArray[Any] | None:
         """Return Y, or None if the call is not verified; only in the thread that created this object."""
@@ -256,6 +294,16 @@ class CudnnPick:
             timing = time_buffer_sets(self._capture, self._stream.cuda_stream, self._sets, seconds)
         self._busy_until[self._gpu.index] = time.monotonic()
         return timing
+
+    def start_timer(self) -> GraphTimer:
+        """Return a timer of turns after a warm-up; only in the thread that created this object."""
+        with self._on_stream():
+            return GraphTimer(self._capture, self._stream.cuda_stream, self._sets)
+
+    def take_turn(self, timer: GraphTimer, seconds: float) -> None:
+        """Time launches by a timer of `start_timer` for about these seconds; likewise in one thread."""
+        with self._on_stream():  # a graph is replayed on the current stream
+            timer.take_turn(seconds)
 
     def time_briefly(self) -> float:
         """Return the median seconds of a launch for `PICK_SECONDS`, without a warm-up; likewise in one thread."""

@@ -20,7 +20,7 @@ from tvmconv.benchmarks.prebuild import (
 from tvmconv.cli.errors import print_note
 from tvmconv.compiler.executable import CompiledKernel, Executable, LaunchConfig
 from tvmconv.compiler.nvrtc import Resources
-from tvmconv.devices import Device
+from tvmconv.devices import Device, sharing
 from tvmconv.errors import Error
 from tvmconv.kernel import Kernel
 from tvmconv.logs.log import Log
@@ -112,7 +112,9 @@ class BuiltKernel(Kernel):
     def verify(self, problem: Problem | None = None, *, full: bool = False) -> Verification:
         """Run the kernel and compare its output with a float64 reference; see `Kernel.verify`."""
         problem = problem or Problem(self.workload, mode="full" if full else "auto")
-        return problem.check(self.loaded_kernel.run(problem.inputs))
+        with sharing.hold_gpu():
+            output = self.loaded_kernel.run(problem.inputs)
+        return problem.check(output)
 
 
 def find_fastest(problem: Problem, kernels: Sequence[ArchivedKernel], device: Device, log: Log) -> BuiltKernel:
@@ -121,7 +123,8 @@ def find_fastest(problem: Problem, kernels: Sequence[ArchivedKernel], device: De
     All measurements are appended to the log. Error is raised if no kernel is right.
     """
     workload = problem.workload
-    with closing(device.create_benchmark(problem.inputs, problem.expected_output)) as benchmark:
+    expected = problem.expected_output
+    with sharing.hold_gpu(), closing(device.create_benchmark(problem.inputs, expected)) as benchmark:
         records = measure_kernels(workload, kernels, device, benchmark, log)
         finalists = select_fastest(records, kernels, NUM_FINALISTS)
         if not finalists:

@@ -7,7 +7,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -163,6 +163,16 @@ class Device(ABC):
         check_block_limits(kernel.kernels, self.limits, self.text)
 
 
+class TurnTimer(Protocol):
+    """Timer of a kernel or a library in turns with others, so that all of them run at the same clocks."""
+
+    def take_turn(self, seconds: float) -> None:
+        """Time launches for about these seconds."""
+
+    def finish(self) -> Timing:
+        """Return the times of all turns."""
+
+
 class LoadedKernel(ABC):
     """An executable that is loaded on a device."""
 
@@ -195,6 +205,15 @@ class LoadedKernel(ABC):
         `seconds`: approximate device time to spend. A slow kernel is still launched a few times, and one whose launch
             takes `LONG_LAUNCH_SECONDS` once.
         """
+
+    def open_timer(
+        self, inputs: Sequence[NDArray[Any]], *, cold: bool = False
+    ) -> AbstractContextManager[TurnTimer] | None:
+        """Return a block with a timer of turns, after a warm-up; None if the device has no such timer.
+
+        The arguments are those of `time`.
+        """
+        return None
 
 
 class Benchmark(ABC):

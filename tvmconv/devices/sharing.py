@@ -17,7 +17,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 LOCK_VARIABLE = "TVMCONV_GPU_LOCK"
-WAIT_SECONDS = 60.0  # time that a measurement may wait for its turn, which is added to its time limit
+WAIT_SECONDS = 25.0  # time that a measurement may wait for its turn, which is added to its time limit
 _FORMAT = "<d"  # seconds of `time.monotonic`, which all processes of a host share
 
 _holds = threading.RLock()

@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import math
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import ExitStack
+from contextlib import AbstractContextManager, ExitStack
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -15,6 +15,7 @@ from tvmconv import registry
 from tvmconv.baselines.base import UnsupportedDeviceError
 from tvmconv.compiler.executable import ArrayType
 from tvmconv.devices import Arch, Device, Timing, sharing
+from tvmconv.devices.device import TurnTimer
 from tvmconv.devices.power import PowerSample, measure_sustained
 from tvmconv.errors import Error, get_reason, log_traceback
 from tvmconv.experiments.preparation import PreparedExperiment
@@ -30,6 +31,7 @@ from tvmconv.workloads import Workload
 from tvmconv.workloads.registry import as_workload
 
 NUM_QUANTILES = 21
+NUM_TURNS = 6  # of each row in a round, if rows can be timed in turns
 
 ProgressCallback = Callable[[str], None]
 
@@ -166,7 +168,6 @@ def run_schedules(
         experiment.build_all_kernels()  # other processes use the GPU meanwhile
         libraries.import_modules(baselines)
     with ExitStack() as stack:
-        stack.enter_context(sharing.hold_gpu())
         # Libraries come first, because they may not support this device.
         library_entries = [benchmark.prepare_library(name, stack) for name in baselines]
         entries = [
@@ -177,9 +178,10 @@ def run_schedules(
             entry = benchmark.prepare_kernel(experiment, name)
             entry.row = entry.row.with_name(name)
             entries.append(entry)
-        benchmark.time_in_rounds([*entries, *library_entries])
-        if read_sensors:
-            benchmark.measure_sustained([*entries, *library_entries], read_sensors, sustained)
+        with sharing.hold_gpu():
+            benchmark.time_in_rounds([*entries, *library_entries])
+            if read_sensors:
+                benchmark.measure_sustained([*entries, *library_entries], read_sensors, sustained)
     errors = [entry.error for entry in entries[:num_schedules] if entry.error]
     if len(errors) == num_schedules and len({str(error) for error in errors}) == 1:
         raise errors[0]  # the cause is not a schedule, but for example too little memory
@@ -217,6 +219,7 @@ class _TimingEntry:
 
     row: ResultRow
     time: Callable[[float], Timing] | None = None
+    open_timer: Callable[[], AbstractContextManager[TurnTimer] | None] = lambda: None  # for turns with other rows
     error: Error | None = None  # reason of a failure
 
 
@@ -256,7 +259,8 @@ class _Benchmark:
         if not verification.ok:
             return _TimingEntry(replace(row, failure=f"wrong result: {verification.fault}"))
         time_kernel = functools.partial(kernel.time, self.problem, cold=self.is_cold)
-        return _TimingEntry(row, lambda seconds: time_kernel(seconds=seconds))
+        open_timer = functools.partial(kernel.open_timer, self.problem, cold=self.is_cold)
+        return _TimingEntry(row, lambda seconds: time_kernel(seconds=seconds), open_timer)
 
     def prepare_library(self, name: str, stack: ExitStack) -> _TimingEntry:
         """Run a library once, and verify its output; the exit of `stack` releases its memory.
@@ -273,7 +277,8 @@ class _Benchmark:
             cold=self.is_cold,
         )
         try:
-            library_run = run_library(seconds=self.round_seconds)
+            with sharing.hold_gpu():
+                library_run = run_library(seconds=self.round_seconds)
         except UnsupportedDeviceError:
             raise
         except Error as error:
@@ -287,7 +292,7 @@ class _Benchmark:
                 return _TimingEntry(replace(row, failure=f"wrong result: {verification.fault}"))
         if library_run.time_again is None:
             return _TimingEntry(row, lambda seconds: run_library(seconds=seconds).timing)
-        return _TimingEntry(row, library_run.time_again)
+        return _TimingEntry(row, library_run.time_again, library_run.open_timer or (lambda: None))
 
     def time_in_rounds(self, entries: Sequence[_TimingEntry]) -> None:
         """Time all rows that can be timed, in turn, each round in arrays elsewhere in memory if that matters."""
@@ -300,7 +305,8 @@ class _Benchmark:
                 num_rounds += 1
                 if num_rounds > 1 and self._is_location_relevant:
                     occupied_memory.enter_context(self.device.occupy_memory(self._array_sizes))
-                return [self._time_once(entry, num_rounds) for entry in round_entries]
+                in_turns = self._time_in_turns(round_entries, num_rounds)
+                return in_turns or [self._time_once(entry, num_rounds) for entry in round_entries]
 
             all_rounds = measure_in_rounds(timeable_entries, measure, _get_median_seconds)
         for entry, rounds in zip(timeable_entries, all_rounds, strict=True):
@@ -332,6 +338,29 @@ class _Benchmark:
     def _is_location_relevant(self) -> bool:
         """Whether times may depend on the location of the arrays; cold timings cycle through many of them."""
         return not self.is_cold and self.device.is_location_relevant(sum(self._array_sizes))
+
+    def _time_in_turns(self, entries: Sequence[_TimingEntry], round_number: int) -> list[Timing | Error] | None:
+        """Time rows in short turns; None if there is one row, or if some row cannot be timed so, or fails.
+
+        A GPU at its power limit changes its clock for some tenths of a second after a kernel that draws much power.
+        """
+        if len(entries) < 2:
+            return None
+        self.on_progress(f"round {round_number}: timing in turns")
+        with ExitStack() as stack:
+            try:
+                timers: list[TurnTimer] = []
+                for entry in entries:
+                    block = entry.open_timer()
+                    if block is None:
+                        return None
+                    timers.append(stack.enter_context(block))
+                for _ in range(NUM_TURNS):
+                    for timer in timers:
+                        timer.take_turn(self.round_seconds / NUM_TURNS)
+                return [timer.finish() for timer in timers]
+            except Error:
+                return None  # the row is timed alone, and fails again
 
     def _time_once(self, entry: _TimingEntry, round_number: int) -> Timing | Error:
         assert entry.time

@@ -224,8 +224,7 @@ def main(connection: Connection) -> None:
                 if setup.device.startswith("opencl"):
                     _keep_pocl_cache_private()
                 device = find_device(setup.device)
-                with sharing.hold_gpu():
-                    benchmark = device.create_benchmark(setup.inputs, setup.reference)
+                benchmark = device.create_benchmark(setup.inputs, setup.reference)  # copies disturb no kernel
                 if control := setup.control_executable:
                     with sharing.hold_gpu():
                         reason = measure_executable(device, benchmark, control, 0.0, setup.tolerance).message

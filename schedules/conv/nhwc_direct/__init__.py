@@ -1,3 +1,3 @@
 """Schedules for channels-last images without tensor cores: each thread computes a strip of neighbouring pixels."""
 
-from . import depthwise_nhwc, grouped_nhwc  # noqa: F401
+from . import depthwise_nhwc, depthwise_tma, grouped_nhwc  # noqa: F401

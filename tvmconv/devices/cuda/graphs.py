@@ -112,6 +112,42 @@ def time_buffer_sets(capture: Callable[[int], Replay], stream: int, sets: Buffer
     return Timing(replays.seconds, method, cold=sets.min_cold_bytes > 0)
 
 
+class GraphTimer:
+    """Timer of launches in turns, between which other kernels run; see `TurnTimer`.
+
+    The constructor warms the GPU up. The first replay of a turn does not count: it finds the cache as others left it.
+
+    Args:
+        capture: Function from a number of launches to a function that queues them; they have run before.
+        stream: Stream of the launches.
+        sets: Buffer sets that launches cycle through.
+    """
+
+    def __init__(self, capture: Callable[[int], Replay], stream: int, sets: BufferSets) -> None:
+        self._stream, self._sets = stream, sets
+        self._replay_seconds = warm_up(capture(sets.num_sets), stream)
+        self._is_long = self._replay_seconds >= sets.num_sets * LONG_LAUNCH_SECONDS
+        self._replay, self._launches = capture(sets.num_sets), sets.num_sets
+        if not self._is_long:
+            self._replay, self._launches = capture_until_long_enough(capture, stream, launch_multiple=sets.num_sets)
+            self._replay_seconds *= self._launches / sets.num_sets
+        self._samples: list[float] = []
+
+    def take_turn(self, seconds: float) -> None:
+        """Time launches for about these seconds; one of a long launch suffices."""
+        if self._is_long and self._samples:
+            return
+        count = 1 + max(0 if self._is_long else 1, int(seconds / self._replay_seconds))
+        samples = time_between_events(self._stream, self._replay, count)
+        self._samples += [sample / self._launches for sample in samples[1:] or samples]
+
+    def finish(self) -> Timing:
+        """Return the times of all turns."""
+        counts = f"{self._launches} launches, {len(self._samples)} replays"
+        method = f"CUDA graph of {counts} in turns, {self._sets.describe('L2')}"
+        return Timing(tuple(self._samples), method, cold=self._sets.min_cold_bytes > 0)
+
+
 def time_replays(
     capture: Callable[[int], Replay],
     stream: int,

@@ -13,7 +13,14 @@ from tvmconv.compiler.executable import ArrayType, CompiledKernel, Executable
 from tvmconv.devices import cuda
 from tvmconv.devices.cuda.dlpack import import_dlpack
 from tvmconv.devices.cuda.function import CudaFunction, ParameterValue, create_texture, encode_tensor_map
-from tvmconv.devices.cuda.graphs import check_cuda, create_stream, make_capture, time_between_events, time_buffer_sets
+from tvmconv.devices.cuda.graphs import (
+    GraphTimer,
+    check_cuda,
+    create_stream,
+    make_capture,
+    time_between_events,
+    time_buffer_sets,
+)
 from tvmconv.devices.device import (
     LONG_LAUNCH_SECONDS,
     BufferSets,
@@ -77,6 +84,19 @@ class CudaLoadedKernel(LoadedKernel):
             if first >= LONG_LAUNCH_SECONDS:
                 return Timing((first,), f"CUDA events around 1 launch, {sets.describe('L2')}", cold)
             return time_buffer_sets(make_capture(stream, launch), stream, sets, seconds)
+
+    @contextmanager
+    def open_timer(self, inputs: Sequence[NDArray[Any]], *, cold: bool = False) -> Iterator[GraphTimer]:
+        """Open a timer of launches in turns; see `LoadedKernel.open_timer`."""
+        check_inputs(self.executable, inputs)
+        sets = BufferSets.choose_count(self.executable.nbytes, self.device.l2_bytes or 0, cold=cold)
+        with self.translate_errors(), ExitStack() as stack:
+            arrays, stream = stack.enter_context(DeviceArrays()), stack.enter_context(create_stream(self.device.index))
+            copies = [arrays.upload_all(inputs, self.executable.output) for _ in range(sets.num_sets)]
+            bound = [stack.enter_context(self.bind(pointers, stream)) for pointers in copies]
+            # A faulty launch fails here instead of in a capture, where errors are less specific.
+            time_between_events(stream, bound[0].launch, 1)
+            yield GraphTimer(make_capture(stream, lambda i: bound[i % sets.num_sets].launch()), stream, sets)
 
     def bind(
         self, pointers: Sequence[int], stream: int, workspace: Sequence[int] | None = None, **options: bool

@@ -1,8 +1,8 @@
-"""The last wave of a persistent grid, whose tiles several CTAs divide along K; a second kernel adds their sums.
+"""The last wave of a persistent grid, whose tiles several CTAs divide along K or along their columns.
 
 A grid of 132 CTAs computes 400 tiles in three whole waves and four tiles more, for which 128 CTAs would wait. With
-eight parts to a tile, 32 CTAs compute these four in an eighth of the time. The sums of the parts pass through a
-workspace and are added in order, so that results are the same bits in every run.
+eight parts along K, 32 CTAs compute these four in an eighth of the time. The sums of the parts pass through a
+workspace, and a second kernel adds them in order, so that results are the same bits in every run.
 
 Source: Osama et al., "Stream-K: Work-Centric Parallel Decomposition for Dense Matrix-Matrix Multiplication on the GPU",
 2023, section 5 (data-parallel hybrids). Here each part of a tile has equally many K tiles, as in fixed split.
@@ -27,6 +27,35 @@ from .tile_scheduler import KRange, TileScheduler, WorkTile
 from .workspace_reduction import OutputVector, WorkspaceReduction
 
 REDUCTION_THREADS = 128  # threads per CTA of the second kernel
+
+
+@dataclass(frozen=True)
+class NarrowLastWave:
+    """The tiles of the last wave in parts of their columns; CTA i computes part i % parts of tile i // parts.
+
+    No sums are added, so that a part needs neither a workspace nor another kernel. It reads all rows of the tile.
+    """
+
+    tiles: TileScheduler  # all tiles; those of the last wave follow the whole waves
+    tile_n: int  # columns of a part
+
+    @property
+    def num_tiles(self) -> int:
+        """Tiles of the last wave."""
+        return self.tiles.num_tiles % self.tiles.num_ctas
+
+    @property
+    def whole_waves(self) -> TileScheduler:
+        """The tiles before the last wave."""
+        return dataclasses.replace(self.tiles, tiles_per_cta=self.tiles.num_tiles // self.tiles.num_ctas)
+
+    @contextmanager
+    def open_tile(self, cta_idx: Expr) -> Iterator[WorkTile]:
+        """Open the branch of CTAs that have a part; the value is its place."""
+        parts, first_tile = self.tiles.tile_n // self.tile_n, self.tiles.num_tiles - self.num_tiles
+        with if_(cta_idx < self.num_tiles * parts):
+            tile = self.tiles.tile_at(first_tile + cta_idx // parts)
+            yield dataclasses.replace(tile, n=tile.n + cta_idx % parts * self.tile_n)
 
 
 @dataclass(frozen=True)

@@ -14,7 +14,7 @@ from tvmconv.workloads.dtypes import INT8, get_itemsize
 
 from ...tile_config import Rule
 from ..implicit_gemm_shape import ImplicitGemmShape
-from ..promotion import has_eight_bits, has_integer_output
+from ..promotion import has_eight_bits, has_float8_sums, has_integer_output
 from .tile_config import (
     MAX_SWIZZLE_BYTES,
     OVERHEAD_REGISTERS,
@@ -43,14 +43,21 @@ def isa_constraints(w: Conv) -> list[Rule]:
             lambda t: np.logical_not(t.uses_smem_reduction(w) | t.splits_last_wave),
         )
     ]
+    whole_tiles: list[Rule] = [
+        (
+            "CTAs do not divide the channels of tiles if there are statistics, a residual, or operands of 8 bits",
+            lambda t: np.logical_not(t.narrows_last_wave),
+        )
+    ]
     padded_lines: list[Rule] = [
         (
             "a CTA has whole sums, and TMA stores them, if output rows are padded",
-            lambda t: ~(t.pads_lines & (t.uses_smem_reduction(w) | t.splits_last_wave)),
+            lambda t: ~(t.pads_lines & (t.uses_smem_reduction(w) | t.divides_last_wave)),
         )
     ]
     return [
         *(whole_sums if returns_stats(w) or has_large_output(w) else []),
+        *(whole_tiles if returns_stats(w) or find_residual(w) or has_eight_bits(w) else []),
         *list_eight_bit_rules(w),
         *(padded_lines if can_pad_lines(w) else []),
         (
@@ -86,6 +93,19 @@ def isa_constraints(w: Conv) -> list[Rule]:
             ),
         ),
         (
+            "the last wave has narrow tiles if TMA stores, CTAs form no clusters, and several have time for each tile",
+            lambda t: (
+                np.logical_not(t.narrows_last_wave)
+                | (
+                    (t.cluster_size == 1)
+                    & (gemm.frames == 1)
+                    & ~t.uses_smem_reduction(w)
+                    & t.computes_several_tiles(gemm)
+                    & (t.narrow_parts(gemm) > 1)
+                )
+            ),
+        ),
+        (
             "the channels of a group fill whole k-tiles",
             lambda t: (gemm.groups == 1) | (gemm.channels_per_group % t.block_k(gemm.itemsize) == 0),
         ),
@@ -116,6 +136,13 @@ def list_eight_bit_rules(w: Conv) -> list[Rule]:
     ]
     if w.dtype == INT8.name:
         rules.append(("wgmma of integers has N of a multiple of 16", lambda t: t.block_n % 16 == 0))
+    if has_float8_sums(w):
+        rules.append(
+            (
+                "two sets of accumulators take turns if sums are promoted in every k-tile",
+                lambda t: np.equal(t.promotion_buffers, 1) | np.equal(t.promotion_k_tiles(1), 1),
+            )
+        )
     if has_integer_output(w):
         rules.append(
             (

@@ -235,7 +235,9 @@ def halo_constraints(w: Conv) -> list[Rule]:
     rules: list[Rule] = [
         (
             "halo rows are loaded by cooperative CTAs that share no operands and no last wave",
-            lambda t: (t.kernel_schedule == COOPERATIVE) & (t.multicast_size == 1) & np.logical_not(t.splits_last_wave),
+            lambda t: (
+                (t.kernel_schedule == COOPERATIVE) & (t.multicast_size == 1) & np.logical_not(t.divides_last_wave)
+            ),
         ),
         (
             f"halo rows have at most {MAX_SWIZZLE_BYTES} bytes of channels, for all taps",

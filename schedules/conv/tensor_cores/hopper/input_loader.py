@@ -92,7 +92,7 @@ def gather_constraints(w: Conv) -> list[Rule]:
     """
     own_rules: list[Rule] = [
         ("CTAs of a cluster share only filters", lambda t: t.cluster_n == 1),
-        ("CTAs compute whole tiles", lambda t: np.logical_not(t.splits_last_wave)),
+        ("CTAs compute whole tiles", lambda t: np.logical_not(t.divides_last_wave)),
     ]
 
     def limit_to_gather(predicate: Callable[[HopperTileConfig], Any]) -> Callable[[HopperTileConfig], Any]:

@@ -24,7 +24,7 @@ from ..gemm.channel_arguments import ChannelArguments
 from ..gemm.channel_stats import PartialStats, SubtileStats
 from ..gemm.channels_first_epilogue import ChannelsFirstEpilogue
 from ..gemm.cta import Cta, allocate_smem, open_cta
-from ..gemm.last_wave import SplitLastWave
+from ..gemm.last_wave import NarrowLastWave, SplitLastWave
 from ..gemm.pipelines import (
     BARRIER_BYTES,
     AsyncPipeline,
@@ -43,8 +43,9 @@ from ..gemm.tma import prefetch_tensor_maps
 from ..gemm.tma_epilogue import TmaEpilogue
 from ..gemm.tma_loaders import TapIterator
 from ..gemm.wgmma_mainloop import MnMajorTile, OperandTile
+from ..implicit_gemm_shape import ACCUMULATOR_BYTES
 from .plan import CHANNELS_LAST_ACCESS, ChannelsFirstAccess, KernelPlan, MakeProblem
-from .tile_config import HopperTileConfig
+from .tile_config import DATA_PARALLEL, HopperTileConfig
 from .tma_requirements import returns_stats
 
 Epilogue = TmaEpilogue | ChannelsFirstEpilogue
@@ -68,11 +69,16 @@ def emit_kernel(
     """
     plan = KernelPlan.choose(w, config, access, make_problem)
     maps, last_wave, stats = declare_tensor_maps(plan, arguments), make_last_wave(plan), make_stats(plan)
+    narrow_plan = choose_narrow_plan(
+        plan, functools.partial(KernelPlan.choose, w, access=access, make_problem=make_problem)
+    )
+    narrow_maps = declare_tensor_maps(narrow_plan, arguments, "narrow_") if narrow_plan else None
     split_k, cluster_shape = config.split_k, (config.cluster_m, config.cluster_n)
     with open_cta(
         plan.num_ctas, plan.roles.num_threads, split_k, splits_in_cluster=split_k > 1, cluster_shape=cluster_shape
     ) as cta:
-        state = allocate_state(plan, cta, last_wave)
+        narrow = make_narrow_wave(plan, narrow_plan) if narrow_plan else None
+        state = allocate_state(plan, cta, last_wave, narrow)
         emit_prologue(plan, state, maps)
         plan = replace(plan, ops=plan.ops.bind_tensor_args(arguments, uses_registers=True))
         accumulators = plan.allocate_accumulators()
@@ -80,7 +86,18 @@ def emit_kernel(
 
         with plan.roles.consumers(cta.thread):
             emit_consumer(plan, state, accumulators, epilogue)
-        loaders: list[Callable[[], None]] = [lambda: emit_operand_loader(plan, state, maps.operands)]
+            if narrow_plan and narrow_maps:
+                assert isinstance(epilogue, TmaEpilogue)
+                narrow_plan = replace(narrow_plan, ops=plan.ops)
+                narrow_epilogue = make_narrow_epilogue(plan, narrow_plan, state, narrow_maps.outputs, arguments)
+                emit_narrow_consumer(narrow_plan, state, epilogue, narrow_epilogue)
+
+        def load_operands() -> None:
+            emit_operand_loader(plan, state, maps.operands)
+            if narrow_plan and narrow_maps:
+                emit_narrow_loader(narrow_plan, state, narrow_maps.operands)
+
+        loaders: list[Callable[[], None]] = [load_operands]
         if plan.gathers_input:
             loaders = [lambda: emit_gather_loader(plan, state, maps.operands, arguments["X"])]
         if plan.loads_residual and isinstance(epilogue, TmaEpilogue):
@@ -107,19 +124,19 @@ class TensorMaps:
     outputs: Sequence[Expr]  # those of the output and of a residual, if TMA accesses them
 
 
-def declare_tensor_maps(plan: KernelPlan, arguments: dict[str, Buffer]) -> TensorMaps:
-    """Declare the tensor maps as parameters of the kernel."""
+def declare_tensor_maps(plan: KernelPlan, arguments: dict[str, Buffer], prefix: str = "") -> TensorMaps:
+    """Declare the tensor maps as parameters of the kernel; `prefix` is that of their names."""
 
     def declare_operand(operand_tile: OperandTile) -> Expr:
         name = operand_tile.operand.tensor
-        return declare_tensor_map(f"{name}_map", arguments[name], operand_tile.tensor_map())
+        return declare_tensor_map(f"{prefix}{name}_map", arguments[name], operand_tile.tensor_map())
 
     shape, mainloop = plan.shape, plan.mainloop
     operands = [declare_operand(tile) for tile in ([] if plan.gathers_input else [mainloop.a]) + [mainloop.b]]
     if cache_map := mainloop.a.cache_map():
         operands.append(declare_tensor_map("cache_map", arguments[Conv.CACHE], cache_map))
     output_map = plan.epilogue_tile.tensor_map(shape.m, shape.n, shape.groups)
-    outputs = [declare_tensor_map(f"{name}_map", arguments[name], output_map) for name in plan.tma_outputs]
+    outputs = [declare_tensor_map(f"{prefix}{name}_map", arguments[name], output_map) for name in plan.tma_outputs]
     return TensorMaps(operands, outputs)
 
 
@@ -130,6 +147,21 @@ def make_last_wave(plan: KernelPlan) -> SplitLastWave | None:
         return None
     parts, total_k_tiles = int(config.last_wave_parts(shape)), int(config.total_k_tiles(shape))
     return SplitLastWave.with_workspace(plan.tiles(), parts, total_k_tiles)
+
+
+def choose_narrow_plan(plan: KernelPlan, choose: Callable[[HopperTileConfig], KernelPlan]) -> KernelPlan | None:
+    """Return the layers of the narrower tiles of the last wave, which have the stages of the others; None without."""
+    config = plan.config
+    if not config.narrows_last_wave:
+        return None
+    block_n = int(config.block_n // config.narrow_parts(plan.shape))
+    narrow = choose(replace(config, block_n=block_n, decomposition=DATA_PARALLEL))
+    return replace(narrow, epilogue_tile=replace(narrow.epilogue_tile, stages=plan.epilogue_tile.stages))
+
+
+def make_narrow_wave(plan: KernelPlan, narrow_plan: KernelPlan) -> NarrowLastWave:
+    """Return the narrower tiles of the last wave; no CTAs form a cluster then."""
+    return NarrowLastWave(plan.tiles(), int(narrow_plan.config.block_n))
 
 
 def make_stats(plan: KernelPlan) -> PartialStats | None:
@@ -151,10 +183,14 @@ class CtaState:
     epilogue_stage: PipelineState  # stage of the epilogue that a thread fills or reads next
     # Turns of two warpgroups in ping-pong; None if all warpgroups share a work tile.
     order: OrderedSequenceBarrier | None
-    last_wave: SplitLastWave | None  # tiles of the last wave, if CTAs divide them; they follow `tiles` then
+    # Tiles of the last wave, if CTAs divide their k-tiles or their channels; they follow `tiles` then.
+    last_wave: SplitLastWave | None
+    narrow: NarrowLastWave | None
 
 
-def allocate_state(plan: KernelPlan, cta: Cta, last_wave: SplitLastWave | None) -> CtaState:
+def allocate_state(
+    plan: KernelPlan, cta: Cta, last_wave: SplitLastWave | None, narrow: NarrowLastWave | None
+) -> CtaState:
     """Allocate shared memory, and the registers that say where a thread is in the pipelines."""
     w, config = plan.w, plan.config
     smem = allocate_smem(int(config.dynamic_smem_bytes(w)), SWIZZLE_ALIGNMENT_BYTES)
@@ -165,8 +201,9 @@ def allocate_state(plan: KernelPlan, cta: Cta, last_wave: SplitLastWave | None) 
     if config.is_pingpong:
         first_barrier = int(config.num_barriers(w)) - OrderedSequenceBarrier.num_warpgroups
         order = OrderedSequenceBarrier(pipeline.barriers + to_uint32(first_barrier * BARRIER_BYTES), cta.thread)
-    tiles = last_wave.whole_waves if last_wave else plan.tiles(cta.cluster)
-    return CtaState(cta, tiles, smem, pipeline, epilogue_pipeline, stage, epilogue_stage, order, last_wave)
+    divided = last_wave or narrow
+    tiles = divided.whole_waves if divided else plan.tiles(cta.cluster)
+    return CtaState(cta, tiles, smem, pipeline, epilogue_pipeline, stage, epilogue_stage, order, last_wave, narrow)
 
 
 def emit_prologue(plan: KernelPlan, state: CtaState, maps: TensorMaps) -> None:
@@ -211,6 +248,60 @@ def make_epilogue(
         return ResidueEpilogue(*layers, arguments, plan.problem.residues, shape, plan.has_exact_tiles[1])
     subtile_stats = SubtileStats(stats, plan.epilogue_tile, shape.n, is_exact) if stats else None
     return TmaEpilogue(*layers, output_maps, subtile_stats)
+
+
+def make_narrow_epilogue(
+    plan: KernelPlan,
+    narrow_plan: KernelPlan,
+    state: CtaState,
+    output_maps: Sequence[Expr],
+    arguments: dict[str, Buffer],
+) -> TmaEpilogue:
+    """Return the epilogue of narrower tiles, in the shared memory that a warpgroup has for others."""
+    w, config, ops, thread = plan.w, plan.config, plan.ops, state.cta.thread
+    block_n = int(narrow_plan.config.block_n)
+    # Each warpgroup's arguments are where those of the wider tiles are, which the other one may still read.
+    unused_bytes = len(ops.channel_args) * int(config.block_n - block_n) * ACCUMULATOR_BYTES
+    offset = int(config.mainloop_smem_bytes() + config.epilogue_smem_bytes(w)) + thread.warpgroup * unused_bytes
+    address, is_exact = state.smem + to_uint32(offset), plan.shape.n % block_n == 0
+    channels = ChannelArguments(
+        ops.channel_args, arguments, block_n, plan.shape.n, is_exact, address, thread.warpgroup, 2
+    )
+    return TmaEpilogue(narrow_plan.epilogue_tile, ops, channels, state.epilogue_pipeline, output_maps)
+
+
+def make_narrow_pipeline(narrow_plan: KernelPlan, state: CtaState) -> TmaPipeline:
+    """Return the stages of the operands, with the bytes that narrower tiles have in them."""
+    a, b = narrow_plan.mainloop.a, narrow_plan.mainloop.b
+    tx_bytes = a.copies * a.copy_rows * a.layout.row_bytes * a.layout.boxes + b.layout.nbytes
+    return replace(state.pipeline, tx_bytes=tx_bytes)
+
+
+def emit_narrow_consumer(
+    narrow_plan: KernelPlan, state: CtaState, epilogue: TmaEpilogue, narrow_epilogue: TmaEpilogue
+) -> None:
+    """Multiply and store the narrower tile of a CTA; run by all threads of a consumer warpgroup."""
+    mainloop, cta, thread, order, narrow = narrow_plan.mainloop, state.cta, state.cta.thread, state.order, state.narrow
+    assert narrow
+    turn = state.tiles.tiles_per_cta % order.num_warpgroups if order else None
+    pipeline, warpgroup = make_narrow_pipeline(narrow_plan, state), 0 if order else thread.warpgroup
+    with if_(True if turn is None else thread.warpgroup == turn), narrow.open_tile(cta.index) as tile:
+        narrow_epilogue.channels.prefetch(tile, thread)
+        k_range, accumulators = narrow_plan.k_range(cta.split, 0), narrow_plan.allocate_accumulators()
+        descriptors = MatrixDescriptor("narrow_a", mainloop.a.layout), MatrixDescriptor("narrow_b", mainloop.b.layout)
+        mainloop.consume(accumulators, descriptors, k_range, pipeline, state.stage, thread, warpgroup, order)
+        epilogue.finish(thread)  # the subtiles of the other tiles have another size
+        narrow_epilogue.store(mainloop.sums(accumulators, k_range), tile, state.epilogue_stage, thread, warpgroup)
+        narrow_epilogue.finish(thread)
+
+
+def emit_narrow_loader(narrow_plan: KernelPlan, state: CtaState, operand_maps: Sequence[Expr]) -> None:
+    """Load the operands of the narrower tile of a CTA; run by one thread."""
+    assert state.narrow
+    with state.narrow.open_tile(state.cta.index) as tile:
+        k_range = narrow_plan.k_range(state.cta.split, 0)
+        pipeline = make_narrow_pipeline(narrow_plan, state)
+        narrow_plan.mainloop.produce(tile, k_range, operand_maps, pipeline, state.stage, make_tap_iterator(narrow_plan))
 
 
 def emit_consumer(plan: KernelPlan, state: CtaState, accumulators: Accumulators, epilogue: Epilogue | None) -> None:

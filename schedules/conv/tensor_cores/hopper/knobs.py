@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -15,7 +16,15 @@ from tvmconv.workloads.layout import CHANNELS_LAST
 
 from ...tile_config import Rule, add_rules, declare_choices
 from ..implicit_gemm_shape import ImplicitGemmShape
-from ..promotion import KNOB, PROMOTION_INTERVALS, has_eight_bits, has_float8_sums, limit_accumulation_error
+from ..promotion import (
+    BUFFERS_KNOB,
+    KNOB,
+    PROMOTION_BUFFERS,
+    PROMOTION_INTERVALS,
+    has_eight_bits,
+    has_float8_sums,
+    limit_accumulation_error,
+)
 from .candidates import list_best
 from .constraints import (
     MAX_ACCUMULATORS,
@@ -25,7 +34,7 @@ from .constraints import (
 )
 from .latency import (
     estimate_latency_us,
-    list_promotion_intervals,
+    list_promotion_options,
     min_latency_us,
     select_default_config,
     select_kernel_schedule,
@@ -38,6 +47,7 @@ from .tile_config import (
     KERNEL_SCHEDULES,
     KNOB_OPTIONS,
     MAX_SWIZZLE_BYTES,
+    NARROW_LAST_WAVE,
     NORMAL,
     NUM_MULTIPROCESSORS,
     OUTPUT_EVICTIONS,
@@ -59,6 +69,7 @@ from .tma_requirements import (
     list_taps_per_copy_of_whole_lines,
 )
 
+NEAR_RATIO = 1.05  # of estimates of narrower tiles in the last wave, with which a search starts
 MIN_EVICTED_BYTES = H200.architecture.l2_bytes // 2  # minimum size of an output that may leave L2 before the operands
 NUM_EVICTING_CONFIGS = 2  # configs with which a search starts whose output leaves L2 first
 Estimate = Callable[[HopperTileConfig, Conv], Any]  # returns the latency of configs in microseconds
@@ -127,9 +138,12 @@ def declare_knobs(
     | | "m" | consecutive tiles have the same channels and neighbouring pixels |
     | decomposition | "data_parallel" | a CTA computes whole tiles |
     | | "split_last_wave" | several CTAs divide each tile of the last wave, and a second kernel adds the parts |
+    | | "narrow_last_wave" | several CTAs divide the channels of each tile of the last wave |
 
     8-bit floats have the knob `promotion_interval`: the number of products after which sums are promoted to float32. A
-    search has only the interval whose error is bounded; longer ones, and 0 for none, are for users who set them.
+    search has only the intervals whose error is bounded; longer ones, and 0 for none, are for users who set them. With
+    `promotion_buffers` of 2, a warpgroup has two sets of accumulators, and promotes one while the wgmmas of the other
+    run.
     """
     options, kernel_schedule = dict(KNOB_OPTIONS), COOPERATIVE
     has_kernel_schedules = can_compute_several_tiles(w)
@@ -147,7 +161,8 @@ def declare_knobs(
         values["raster_order"] = k.choice("raster_order", RASTER_ORDERS, default.raster_order)
         values["decomposition"] = k.choice("decomposition", DECOMPOSITIONS, default.decomposition)
     if has_float8_sums(w):
-        values[KNOB] = k.choice(KNOB, PROMOTION_INTERVALS, PROMOTION_INTERVALS[0])
+        values[KNOB] = k.choice(KNOB, PROMOTION_INTERVALS, default.promotion_interval)
+        values[BUFFERS_KNOB] = k.choice(BUFFERS_KNOB, PROMOTION_BUFFERS, default.promotion_buffers, missing=1)
     tiles = HopperTileConfig(**values, taps_per_copy=taps_per_copy, **describe_lines(w))
     best_us = None if estimate is estimate_latency_us else float(estimate(default, w))
     required = (*isa_constraints(w), *resource_constraints(w))
@@ -169,7 +184,7 @@ def require_channels_first_output(w: Conv, k: Knobs) -> None:
         )
     k.require(
         "the last wave is split, and rows are padded, only if outputs are channels last",
-        lambda c: ~np.asarray(make_config(c).splits_last_wave | make_config(c).pads_lines),
+        lambda c: ~np.asarray(make_config(c).divides_last_wave | make_config(c).pads_lines),
     )
 
 
@@ -207,7 +222,7 @@ def list_starting_configs(
 ) -> list[dict[str, Any]]:
     """Return the configs with which a search starts: the best estimates of several tiles for each kernel schedule.
 
-    The last one divides the last wave, if an estimate is lower with it. Where the kernel schedule is no knob, there are
+    The last ones divide the last wave, if an estimate is lower with it. Where the kernel schedule is no knob, there are
     the best estimates of several tiles for a gradient and for operands of 8 bits. There are none for other
     convolutions, for which the cost model has some.
 
@@ -219,7 +234,7 @@ def list_starting_configs(
     """
     rules = [*isa_constraints(w), *resource_constraints(w), *rules]
     rules += pruning_constraints(w, estimate, float(estimate(default, w)) if default else None)
-    options = KNOB_OPTIONS | {"taps_per_copy": list_taps_per_copy_of_whole_lines(w)} | list_promotion_intervals(w)
+    options = KNOB_OPTIONS | {"taps_per_copy": list_taps_per_copy_of_whole_lines(w)} | list_promotion_options(w)
 
     def list_tiles(max_tiles: int, **fixed: Any) -> list[tuple[HopperTileConfig, float]]:
         fixed |= describe_lines(w)
@@ -233,14 +248,18 @@ def list_starting_configs(
     schedules = STARTING_FLOAT8_SCHEDULES if has_float8_sums(w) else STARTING_KERNEL_SCHEDULES
     best_tiles = {name: iter(list_tiles(schedules.count(name), kernel_schedule=name)) for name in KERNEL_SCHEDULES}
     ranked = [entry for name in schedules if (entry := next(best_tiles[name], None))]
-    split = [
-        entry
-        for name in (PINGPONG, COOPERATIVE)
-        for entry in list_tiles(1, kernel_schedule=name, decomposition=SPLIT_LAST_WAVE)
+    divided = [
+        [
+            entry
+            for name in (PINGPONG, COOPERATIVE)
+            for entry in list_tiles(1, kernel_schedule=name, decomposition=decomposition)
+        ]
+        for decomposition in (SPLIT_LAST_WAVE, NARROW_LAST_WAVE)
     ]
-    best_split = min(split, key=lambda entry: entry[1], default=None)
-    if best_split and all(best_split[1] < latency_us for _, latency_us in ranked):
-        ranked.append(best_split)
+    best_us = min((latency_us for _, latency_us in ranked), default=math.inf)
+    best_split = min(divided[0], key=lambda entry: entry[1], default=None)
+    ranked += [best_split] if best_split and best_split[1] < best_us else []
+    ranked += [entry for entry in divided[1] if entry[1] < NEAR_RATIO * best_us]
     if can_pad_lines(w) and w.kernel[-1] > 1:
         # Whole swizzles of channels were fastest for three layers of 64 channels on an H200, unlike their estimates.
         gemm = ImplicitGemmShape.from_workload(w)
@@ -261,7 +280,7 @@ def pruning_constraints(w: Conv, estimate: Estimate = estimate_latency_us, best_
     gemm = ImplicitGemmShape.from_workload(w)
     best_latency_us = min_latency_us(w) if best_us is None else best_us
     return [
-        *([limit_accumulation_error(lambda t: t.promoted_products(1))] if has_float8_sums(w) else []),
+        *(limit_accumulation_error(lambda t: t.promoted_products(1)) if has_float8_sums(w) else ()),
         (
             "tiles are less than twice as large as the product",
             lambda t: (t.block_m < 2 * max(gemm.m, 64)) & (t.block_n < 2 * max(gemm.n, 16)),

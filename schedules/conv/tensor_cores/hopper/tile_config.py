@@ -47,12 +47,18 @@ CLUSTER_M_CHOICES, CLUSTER_N_CHOICES = (1, 2, 4), (1, 2)
 COOPERATIVE, COOPERATIVE_SETMAXNREG, PINGPONG = "cooperative", "cooperative_setmaxnreg", "pingpong"
 KERNEL_SCHEDULES = (COOPERATIVE, COOPERATIVE_SETMAXNREG, PINGPONG)
 RASTER_ORDERS = ("n", "m")
-DECOMPOSITIONS = DATA_PARALLEL, SPLIT_LAST_WAVE = "data_parallel", "split_last_wave"
+DATA_PARALLEL, SPLIT_LAST_WAVE, NARROW_LAST_WAVE = "data_parallel", "split_last_wave", "narrow_last_wave"
+DECOMPOSITIONS = DATA_PARALLEL, SPLIT_LAST_WAVE, NARROW_LAST_WAVE
+SUM_DECOMPOSITIONS = DATA_PARALLEL, SPLIT_LAST_WAVE  # of kernels whose results are partial sums
 OUTPUT_EVICTIONS = NORMAL, FIRST = "normal", "first"  # when lines of the output leave L2
 CONVERTED, TMA, CP_ASYNC = "converted", "tma", "cp_async"  # loaders of a channels-first X
 HALO_LOADERS = HALO, HALO_SMEM = "halo", "halo_smem"
 PRODUCER_WARPGROUPS_CHOICES = (1, 2)  # of halo rows
 MAX_LAST_WAVE_PARTS = 8  # CTAs that divide a tile of the last wave
+NARROW_PARTS, MIN_NARROW_N = (
+    (2, 4, 8),
+    32,
+)  # parts of a tile of the last wave along the channels, and channels of a part
 # Registers per thread of the producer and of the consumers after `setmaxnreg`, by the number of consumer warpgroups.
 # Source: CUTLASS, `include/cutlass/gemm/kernel/sm90_gemm_tma_warpspecialized_cooperative.hpp`.
 REALLOCATED_REGISTERS = {2: (40, 232), 3: (32, 160)}
@@ -94,11 +100,12 @@ class HopperTileConfig(TileConfig):
     # Mode along which consecutive tiles are neighbours: "n" (channels) or "m" (pixels).
     raster_order: Any = RASTER_ORDERS[0]
     # How CTAs divide the work. In "data_parallel" a CTA computes whole tiles. In "split_last_wave" several CTAs also
-    # divide the k-tiles of each tile of the last wave.
+    # divide the k-tiles of each tile of the last wave, and in "narrow_last_wave" its channels.
     decomposition: Any = DATA_PARALLEL
     # Products of 8-bit floats after which accumulators are added to float32 sums: whole k-tiles, or a part of one; 0:
     # never.
     promotion_interval: Any = 0
+    promotion_buffers: Any = 1  # sets of accumulators; of two, one is promoted while the wgmmas of the other run
     input_loader: Any = CONVERTED  # how a channels-first X is loaded where there is a choice; see `input_loader.py`
     producer_warpgroups: Any = 1  # warpgroups whose warps load filters and halo rows
     output_eviction: Any = NORMAL  # "first": stores go to lines that leave L2 before those of the operands
@@ -156,7 +163,7 @@ class HopperTileConfig(TileConfig):
     @property
     def num_sums(self) -> Any:
         """Registers per thread of accumulators and of promoted sums."""
-        return self.num_accumulators * np.where(np.greater(self.promotion_interval, 0), 2, 1)
+        return self.num_accumulators * np.where(np.greater(self.promotion_interval, 0), 1 + self.promotion_buffers, 1)
 
     def products_per_k_tile(self, itemsize: int) -> Any:
         """Return the number of products that a k-tile adds to each sum."""
@@ -226,6 +233,24 @@ class HopperTileConfig(TileConfig):
     def splits_last_wave(self) -> Any:
         """Whether several CTAs divide each tile of the last wave."""
         return self.decomposition == SPLIT_LAST_WAVE
+
+    @property
+    def narrows_last_wave(self) -> Any:
+        """Whether several CTAs divide the channels of each tile of the last wave."""
+        return self.decomposition == NARROW_LAST_WAVE
+
+    @property
+    def divides_last_wave(self) -> Any:
+        """Whether several CTAs divide each tile of the last wave, in any way."""
+        return np.not_equal(self.decomposition, DATA_PARALLEL)
+
+    def narrow_parts(self, gemm: ImplicitGemmShape) -> Any:
+        """Return the number of CTAs among which the channels of each tile of the last wave can be divided."""
+        rest, best = self.num_tiles(gemm) % self.max_active_ctas, np.ones_like(self.block_n)
+        for parts in NARROW_PARTS:
+            has_parts = (self.block_n % (16 * parts) == 0) & (self.block_n >= parts * MIN_NARROW_N)
+            best = np.where(has_parts & (rest * parts <= self.max_active_ctas), parts, best)
+        return np.where(rest > 0, best, 1)
 
     def last_wave_parts(self, gemm: ImplicitGemmShape) -> Any:
         """Return the number of CTAs among which each tile of the last wave can be divided, each with some k-tiles."""

@@ -32,13 +32,13 @@ from .tile_config import (
     COOPERATIVE,
     COOPERATIVE_SETMAXNREG,
     DATA_PARALLEL,
-    DECOMPOSITIONS,
     KERNEL_SCHEDULES,
     KNOB_OPTIONS,
     NUM_MULTIPROCESSORS,
     RASTER_ORDERS,
     REALLOCATED_WGMMA_M_TILES_CHOICES,
     STAGES_CHOICES,
+    SUM_DECOMPOSITIONS,
     HopperTileConfig,
 )
 
@@ -140,7 +140,7 @@ def list_options(w: WeightGradient) -> dict[str, Sequence[Any]]:
         "wgmma_m_tiles": REALLOCATED_WGMMA_M_TILES_CHOICES,
         "kernel_schedule": KERNEL_SCHEDULES,
         "raster_order": RASTER_ORDERS,
-        "decomposition": DECOMPOSITIONS,
+        "decomposition": SUM_DECOMPOSITIONS,
     }
 
 
@@ -245,7 +245,7 @@ def _list_tile_families(w: WeightGradient, parts: int) -> list[tuple[dict[str, S
         return families
     alone = KNOB_OPTIONS | {"split_k": (1,), "cluster_m": (1,), "cluster_n": (1,)}
     for kernel_schedule in KERNEL_SCHEDULES:
-        for decomposition in DECOMPOSITIONS:
+        for decomposition in SUM_DECOMPOSITIONS:
             if (kernel_schedule, decomposition) == (COOPERATIVE, DATA_PARALLEL):
                 continue
             fixed = {"kernel_schedule": kernel_schedule, "decomposition": decomposition}

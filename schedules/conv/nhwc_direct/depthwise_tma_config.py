@@ -1,0 +1,300 @@
+"""Configs of `depthwise_tma`: tiles of output pixels and channels, whose windows of X fit in shared memory."""
+
+from __future__ import annotations
+
+import functools
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import numpy as np
+
+from tvmconv.arithmetic import ceil_div, round_up
+from tvmconv.target import H200, MAX_REGISTERS_PER_THREAD, REGISTERS_PER_MULTIPROCESSOR, SCHEDULERS, WARP_SIZE
+from tvmconv.tensor_map import MAX_BOX_ELEMENTS
+from tvmconv.workloads import Conv
+from tvmconv.workloads.dtypes import get_itemsize
+
+from ..estimated_config import EstimatedTileConfig
+from ..tensor_cores.latency_model import count_ctas_per_sm
+from ..tile_config import Rule
+
+COPY_BYTES = 16  # of which the innermost axis of a copy by TMA has a multiple
+STAGE_ALIGNMENT_BYTES = 128
+BARRIER_BYTES = 8
+MAX_SHARED_BYTES = 227 << 10
+MAX_CHANNEL_CHOICES = 8  # channels per tile that are tried
+MAX_OVERHANG = 1.15  # ratio of the channels or pixels that tiles cover to those that exist, of configs worth a search
+MAX_PRODUCTS = 2048  # unrolled products per thread
+MAX_FILTER_REGISTERS = 100  # taps of a thread's channels
+MIN_THREADS, MAX_THREADS = 64, 512  # that compute
+OVERHEAD_REGISTERS = 32  # besides sums, taps and a row of the window
+# Bytes per clock of an SM, approximately, of an H200: its share of the bandwidth of memory and of L2.
+MEMORY_BYTES_PER_CLOCK, L2_BYTES_PER_CLOCK = 17, 36
+MIN_COPIED_BYTES = 64  # contiguous bytes below which TMA copies more slowly
+SHARED_BYTES_PER_CLOCK = 128  # of an SM
+STRIPS = (1, 2, 4, 5, 7)  # neighbouring output columns per thread
+OVERLAP = 0.9  # fraction of work that the longest part of it hides
+START_CYCLES = 3000  # of a launch, and of the first window
+
+
+def list_channel_choices(w: Conv) -> list[int]:
+    """Return channels per tile, whole copies of TMA, which overhang all channels little; most first."""
+    step = COPY_BYTES // get_itemsize(w.storage)
+    choices = [n for n in range(step, min(round_up(w.C, step), MAX_BOX_ELEMENTS) + 1, step)]
+    choices = [n for n in choices if ceil_div(w.C, n) * n <= max(MAX_OVERHANG * w.C, step)] or choices[-1:]
+    # The smallest tile for each number of tiles is the best one.
+    smallest = {ceil_div(w.C, n): n for n in reversed(choices)}
+    return sorted(sorted(smallest.values(), reverse=True)[:MAX_CHANNEL_CHOICES])
+
+
+def list_extent_choices(size: int, candidates: Sequence[int]) -> list[int]:
+    """Return extents of a tile along an axis: the candidates up to the size of the axis, at least one."""
+    return [n for n in candidates if n <= size] or [candidates[0]]
+
+
+@dataclass(frozen=True)
+class DepthwiseTmaConfig(EstimatedTileConfig):
+    """One config, or many configs as columns."""
+
+    TILE_KNOBS: ClassVar[tuple[str, ...]] = ("channels", "rows", "columns", "strip")
+
+    w: Conv
+    vector: Any  # channels per thread
+    channels: Any  # channels per tile
+    rows: Any  # output rows per tile, which each thread walks down
+    columns: Any  # output columns per tile
+    strip: Any  # neighbouring output columns per thread
+    stages: Any  # windows in shared memory
+
+    @classmethod
+    def list_options(cls, w: Conv) -> Mapping[str, Sequence[Any]]:
+        """Return the options of all knobs."""
+        height, width = w.output_size
+        whole = [round_up(width, strip) for strip in STRIPS if width <= MAX_BOX_ELEMENTS // 2]
+        wide = sorted({8, 14, 16, 28, 32, 56, 64, *whole})
+        vectors = (2, 4, 8) if get_itemsize(w.storage) == 2 else (1, 2, 4)
+        return {
+            "vector": [v for v in vectors if w.C % v == 0],
+            "channels": list_channel_choices(w),
+            "rows": list_extent_choices(height, (2, 4, 7, 8, 14)),
+            "columns": list_extent_choices(round_up(width, max(STRIPS)), wide),
+            "strip": STRIPS,
+            "stages": (2, 3, 4),
+        }
+
+    @classmethod
+    def list_required(cls, w: Conv) -> list[Rule]:
+        """Return the conditions on every config."""
+        return [
+            (
+                "a tile has whole vectors and strips",
+                lambda t: (t.channels % t.vector == 0) & (t.columns % t.strip == 0),
+            ),
+            (f"at most {MAX_PRODUCTS} unrolled products per thread", lambda t: t.num_products <= MAX_PRODUCTS),
+            (
+                f"at most {MAX_FILTER_REGISTERS} taps per thread",
+                lambda t: t.vector * math.prod(w.kernel) <= MAX_FILTER_REGISTERS,
+            ),
+            (
+                f"at most {MAX_THREADS} threads compute, and their registers fit",
+                lambda t: (
+                    (t.compute_threads <= MAX_THREADS)
+                    & (t.registers <= MAX_REGISTERS_PER_THREAD)
+                    & (t.registers * t.num_threads <= REGISTERS_PER_MULTIPROCESSOR)
+                ),
+            ),
+            (
+                f"a window has at most {MAX_BOX_ELEMENTS} rows and columns",
+                lambda t: (t.window_lines <= MAX_BOX_ELEMENTS) & (t.window_columns <= MAX_BOX_ELEMENTS),
+            ),
+            (f"at most {MAX_SHARED_BYTES} bytes of shared memory", lambda t: t.smem_bytes <= MAX_SHARED_BYTES),
+        ]
+
+    @classmethod
+    def list_pruned(cls, w: Conv) -> list[Rule]:
+        """Return the conditions on configs that are worth a search."""
+        height, width = w.output_size
+        return [
+            (f"at least {MIN_THREADS} threads compute", lambda t: t.compute_threads >= MIN_THREADS),
+            (
+                f"tiles overhang the outputs by at most {MAX_OVERHANG - 1:.0%}",
+                lambda t: (
+                    ceil_div(height, t.rows) * t.rows * (ceil_div(width, t.columns) * t.columns)
+                    <= MAX_OVERHANG * height * width
+                ),
+            ),
+            ("most threads of the last warp compute", lambda t: t.num_items >= 0.8 * t.compute_threads),
+        ]
+
+    @classmethod
+    @functools.lru_cache(maxsize=64)
+    def list_legal(cls, w: Conv) -> tuple[DepthwiseTmaConfig, Any]:
+        """Return all configs, and which of them meet the required rules."""
+        configs = cls.from_options(cls.list_options(w), w=w)
+        return configs, functools.reduce(np.logical_and, [predicate(configs) for _, predicate in cls.list_required(w)])
+
+    @property
+    def itemsize(self) -> int:
+        """Bytes per element."""
+        return get_itemsize(self.w.storage)
+
+    def _window_extent(self, axis: int, outputs: Any) -> Any:
+        w = self.w
+        return (outputs - 1) * w.stride[axis] + (w.kernel[axis] - 1) * w.dilation[axis] + 1
+
+    @property
+    def window_lines(self) -> Any:
+        """Rows of X that a tile reads."""
+        return self._window_extent(0, self.rows)
+
+    @property
+    def window_columns(self) -> Any:
+        """Columns of X that a tile reads."""
+        return self._window_extent(1, self.columns)
+
+    @property
+    def strip_columns(self) -> Any:
+        """Columns of X that a thread reads."""
+        return self._window_extent(1, self.strip)
+
+    @property
+    def window_bytes(self) -> Any:
+        """Bytes of a window."""
+        return self.window_lines * self.window_columns * self.channels * self.itemsize
+
+    @property
+    def stage_bytes(self) -> Any:
+        """Bytes from one window to the next."""
+        return round_up(self.window_bytes, STAGE_ALIGNMENT_BYTES)
+
+    @property
+    def barrier_offset_bytes(self) -> Any:
+        """Shared-memory offset of the barriers."""
+        return self.stages * self.stage_bytes
+
+    @property
+    def smem_bytes(self) -> Any:
+        """Dynamic shared memory per CTA in bytes, including the alignment of its start."""
+        return STAGE_ALIGNMENT_BYTES + self.barrier_offset_bytes + 2 * self.stages * BARRIER_BYTES
+
+    @property
+    def vectors(self) -> Any:
+        """Vectors of channels of a tile."""
+        return self.channels // self.vector
+
+    @property
+    def num_items(self) -> Any:
+        """Strips of vectors in a tile, one for each thread that computes."""
+        return self.vectors * (self.columns // self.strip)
+
+    @property
+    def compute_threads(self) -> Any:
+        """Threads that compute, whole warps."""
+        return round_up(self.num_items, WARP_SIZE)
+
+    @property
+    def num_warps(self) -> Any:
+        """Warps per CTA, the last of which loads windows."""
+        return self.compute_threads // WARP_SIZE + 1
+
+    @property
+    def num_products(self) -> Any:
+        """Unrolled products per thread."""
+        return self.num_accumulators * math.prod(self.w.kernel)
+
+    @property
+    def num_accumulators(self) -> Any:
+        """Sums per thread and tile."""
+        return self.rows * self.strip * self.vector
+
+    @property
+    def registers(self) -> Any:
+        """Estimated registers per thread: sums of the rows under way, taps, and a row of the window with the next."""
+        w, words = self.w, self.itemsize / 4
+        live_rows = np.minimum(self.rows, ceil_div((w.kernel[0] - 1) * w.dilation[0] + 1, w.stride[0]))
+        sums, taps = live_rows * self.strip * self.vector, self.vector * math.prod(w.kernel)
+        window = np.ceil(self.strip_columns * self.vector * (1 + words)).astype(int)
+        return round_up(sums + taps + window + OVERHEAD_REGISTERS, 8)
+
+    @property
+    def channel_blocks(self) -> Any:
+        """Tiles along the channels."""
+        return ceil_div(self.w.C, self.channels)
+
+    @property
+    def tiles_y(self) -> Any:
+        """Tiles along the rows of an image."""
+        return ceil_div(self.w.output_size[0], self.rows)
+
+    @property
+    def tiles_x(self) -> Any:
+        """Tiles along the columns of an image."""
+        return ceil_div(self.w.output_size[1], self.columns)
+
+    @property
+    def pixel_tiles(self) -> Any:
+        """Tiles along the pixels of all images."""
+        return self.w.N * self.tiles_y * self.tiles_x
+
+    @property
+    def ctas_per_sm(self) -> Any:
+        """Number of resident CTAs per SM."""
+        limits = self.pixel_tiles * self.channel_blocks, H200.multiprocessors, self.smem_bytes
+        return count_ctas_per_sm(*limits, self.registers, self.num_threads)
+
+    @property
+    def ctas_per_block(self) -> Any:
+        """CTAs that share the tiles of a block of channels."""
+        resident = H200.multiprocessors * self.ctas_per_sm
+        return np.clip(resident // self.channel_blocks, 1, self.pixel_tiles)
+
+    @property
+    def tiles_per_cta(self) -> Any:
+        """Largest number of tiles of a CTA."""
+        return ceil_div(self.pixel_tiles, self.ctas_per_block)
+
+    @property
+    def num_blocks(self) -> Any:
+        """CTAs of the grid; each keeps the taps of its channels."""
+        return self.ctas_per_block * self.channel_blocks
+
+    @property
+    def bank_conflicts(self) -> Any:
+        """Wavefronts of a load of a warp for each one that its bytes need, approximately.
+
+        There is one if the strips of neighbouring threads continue each other in the banks.
+        """
+        pixel_bytes = self.channels * self.itemsize
+        step_bytes = self.strip * self.w.stride[1] * pixel_bytes
+        continues = (pixel_bytes % SHARED_BYTES_PER_CLOCK == 0) | (
+            (step_bytes - pixel_bytes) % SHARED_BYTES_PER_CLOCK == 0
+        )
+        return np.where(continues, 1, 2)
+
+    @property
+    def estimated_cycles(self) -> Any:
+        """Estimated latency in clock cycles: instructions, copies, shared memory and memory, which overlap in part."""
+        w, itemsize = self.w, self.itemsize
+        ctas_of_sm = np.maximum(ceil_div(self.num_blocks, H200.multiprocessors), 1)
+        rounds = ceil_div(ctas_of_sm, self.ctas_per_sm)
+        tiles = self.tiles_per_cta * np.minimum(ctas_of_sm, self.ctas_per_sm) * rounds
+        conversions = 1 if itemsize == 2 else 0
+        loads = self.window_lines * self.strip_columns
+        words = ceil_div(self.vector * itemsize, COPY_BYTES)
+        instructions = self.num_products + loads * (conversions * self.vector + words)
+        instructions = instructions + self.rows * self.strip * (self.vector * 0.5 * conversions + 3 * words + 2)
+        issue = instructions * (self.compute_threads // WARP_SIZE) / SCHEDULERS
+        shared = self.bank_conflicts * loads * self.vector * itemsize * self.compute_threads / SHARED_BYTES_PER_CLOCK
+        copied = np.maximum(MIN_COPIED_BYTES, self.channels * itemsize) * self.window_lines * self.window_columns
+        copies = copied / L2_BYTES_PER_CLOCK
+        rate = L2_BYTES_PER_CLOCK if w.min_bytes <= H200.architecture.l2_bytes else MEMORY_BYTES_PER_CLOCK
+        memory = w.min_bytes / (H200.multiprocessors * rate)
+        filters = 30.0 * self.vector * math.prod(w.kernel) / 4  # before the first tile
+        # Few warps do not hide the latency of their own instructions.
+        warps = np.minimum(ctas_of_sm, self.ctas_per_sm) * (self.compute_threads // WARP_SIZE)
+        issue = issue * np.maximum(1.0, 8 / warps) ** 0.5
+        work = np.stack(np.broadcast_arrays(tiles * issue, tiles * shared, tiles * copies, memory))
+        longest = work.max(axis=0)
+        return longest + (1 - OVERLAP) * (work.sum(axis=0) - longest) + filters + START_CYCLES

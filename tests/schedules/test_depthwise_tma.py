@@ -1,0 +1,48 @@
+"""`depthwise_tma`: depthwise convolutions whose windows TMA copies ahead of the threads that compute."""
+
+import emulate
+import pytest
+
+import tvmconv as tc
+from tvmconv import registry
+from tvmconv.errors import ScheduleError
+
+SMALL = {"vector": 2, "channels": 16, "rows": 4, "columns": 8, "strip": 4, "stages": 2}
+
+
+@pytest.mark.sample(3)
+@pytest.mark.parametrize(
+    ("text", "config"),
+    [
+        ("conv2d:2x56x5x13,56x1x3x3,s1,p1,g56,f16,nhwc", {**SMALL, "channels": 32}),  # tiles overhang all axes
+        ("conv2d:2x16x9x16,16x1x3x3,s2,p1,g16,bf16,nhwc,bias,relu", {**SMALL, "strip": 2}),
+        ("conv2d:2x16x9x8,16x1x5x5,s1,p2,g16,f16,nhwc,bias,silu,add", {**SMALL, "stages": 3}),
+        ("conv2d:1x12x9x17,12x1x3x3,s1,p1,g12,nhwc", {**SMALL, "channels": 12, "vector": 4}),
+        ("conv2d:1x16x9x9,16x1x3x2,s1,p1x0x2x1,d2,g16,f16,nhwc", {**SMALL, "vector": 8, "strip": 2}),
+        ("conv2d:1x32x14x14,32x1x3x3,s1,p1,g32,f16,nhwc", None),
+        ("conv2d:1x8x12x9,8x1x1x3,s1x2,p0x1,g8,tf32,nhwc", None),
+    ],
+)
+def test_windows_are_copied_ahead(text, config):
+    emulate.build_checked(text, "depthwise_tma", config)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "conv2d:1x12x16x16,12x1x3x3,s1,p1,g12,f16,nhwc",  # pixels of 24 bytes
+        "conv2d:1x16x16x16,32x1x3x3,s1,p1,g16,f16,nhwc",
+        "conv2d:1x16x64x64,16x1x11x11,s1,p5,g16,f16,nhwc",
+    ],
+)
+def test_other_convolutions_are_refused(text):
+    with pytest.raises(ScheduleError, match="depthwise images"):
+        tc.build(text, "depthwise_tma", arch="sm_90")
+
+
+def test_layers_of_large_batches_are_searched():
+    layers = {"32x144x56x56": True, "1x144x56x56": False}
+    for shape, is_searched in layers.items():
+        w = tc.parse(f"conv2d:{shape},144x1x3x3,s1,p1,g144,f16,nhwc")
+        names = [each.name for each in registry.schedules_to_tune(w, "cuda", "sm_90")]
+        assert ("depthwise_tma" in names) == is_searched
