@@ -60,8 +60,9 @@ class FusedGraphBackend:
     def __call__(self, gm: fx.GraphModule, inputs: Sequence[Any]) -> fx.GraphModule:
         """Return a graph with operators in place of what they can compute."""
         options: dict[str, Any] = {"log": self._log, "choose": self._choose, "deadline": self.deadline}
+        options |= {"is_eager": True, "is_selecting": self.is_selecting, "skips_compared": True}
         try:
-            graph = insert_operators(gm, inputs, is_eager=True, is_selecting=self.is_selecting, **options)
+            graph = insert_operators(gm, inputs, **options)
         except DeviceError:  # tvmconv has no device for PyTorch's
             return gm
         if self.is_selecting:
