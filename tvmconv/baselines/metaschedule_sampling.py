@@ -130,7 +130,7 @@ def time_candidates(argv: Sequence[str]) -> None:
     import tvm
 
     device = tvm.device(target.kind.name, 0)
-    make_argument = functools.cache(functools.partial(_make_argument, device))
+    make_cached = functools.cache(functools.partial(make_argument, device))
     workloads, candidates = read_candidates(folder)
     own.joinpath(WORKLOADS_FILE).write_text("".join(f"{line}\n" for line in workloads), encoding="utf-8")
     with own.joinpath(CLOCK_FILE).open("w", buffering=1) as clock, own.joinpath(RECORDS_FILE).open("w") as records:
@@ -139,9 +139,9 @@ def time_candidates(argv: Sequence[str]) -> None:
             trace, times, *others = each["record"]
             error = each["error"]
             if each["file"] is not None:
-                arguments = [make_argument(dtype, tuple(shape)) for _, dtype, shape in others[1]]
                 try:
-                    times = _time_library(folder / each["file"], device, arguments)
+                    arguments = [make_cached(dtype, tuple(shape)) for _, dtype, shape in others[1]]
+                    times = time_library(folder / each["file"], device, arguments)
                 except Exception as failure:  # of a candidate or of the device
                     error = describe_error(failure)
             if error:
@@ -151,14 +151,15 @@ def time_candidates(argv: Sequence[str]) -> None:
         print(time.monotonic(), file=clock)
 
 
-def _make_argument(device: Any, dtype: str, shape: tuple[int, ...]) -> Any:
+def make_argument(device: Any, dtype: str, shape: tuple[int, ...]) -> Any:
+    """Return a tensor of random numbers on a device of TVM."""
     import tvm
 
     elements = np.random.default_rng(0).standard_normal(NUM_RANDOM_ELEMENTS, dtype=np.float32)
     return tvm.runtime.tensor(np.resize(elements.astype(get_numpy_dtype(dtype)), shape), device)
 
 
-def _time_library(path: Path, device: Any, arguments: Sequence[Any]) -> list[float]:
+def time_library(path: Path, device: Any, arguments: Sequence[Any]) -> list[float]:
     """Return the seconds of a candidate as MetaSchedule's runner measures them."""
     import tvm
     from tvm.s_tir.meta_schedule.runner import EvaluatorConfig
