@@ -12,8 +12,8 @@ date, and on one date that of the largest number at the end of the file's name. 
 column names the device of each time. With --summary, the table has a line for each kind of layers, which is the name
 of its files without the word with which all begin, and without their numbers. With --networks, it has a line for each
 network of a suite whose layers are named NETWORK.NUMBER or NETWORK.NUMBER.GRADIENT. Times are those of the measured
-layers, each as often as the network has it, and their share is that of the limits of all layers. With --by-network, it has the
-geometric means of each network: the name of a layer up to its first point, such as `resnet50-b8`.
+layers, each as often as the network has it, and their share is that of the limits of all layers. With --by-network, it
+has the geometric means of each network: the name of a layer up to its first point, such as `resnet50-b8`.
 """
 
 from __future__ import annotations
