@@ -5,15 +5,11 @@ from pathlib import Path
 
 import pytest
 
-from tvmconv.benchmarks.layer_table import (
-    group_by_kind,
-    group_by_network,
-    keep_newest,
-    make_layer_table,
-    make_summary_table,
-)
+from tvmconv.benchmarks.layer_table import keep_newest, make_layer_table, make_networks_table, make_summary_table
 from tvmconv.benchmarks.torch_table import make_layout_table, make_quantized_table, make_torch_models_table
+from tvmconv.benchmarks.torch_training_table import make_training_table
 from tvmconv.experiments.sweep import Sweep
+from tvmconv.workloads import Layer, parse
 
 ROOT = Path(__file__).parents[2]
 W = "conv2d:1x64x56x56,192x64x3x3,s1,p1"
@@ -80,6 +76,13 @@ def test_quantized_networks_are_compared_with_those_in_their_own_precision():
     assert make_torch_models_table([result]).rows[0][7] == "1.50"  # without quantized networks
 
 
+def test_a_training_step_may_be_timed_as_a_fused_graph_alone():
+    graphs = {"PyTorch": 4.0, "PyTorch, compiled (default)": 3.0, "tvmconv, fused": 2.0}
+    timed = [{"name": name, "graph": graph, "made": 9.0} for name, graph in graphs.items()]
+    (row, _) = make_training_table([{"network": "x", "dtype": "f16", "batch": 8, "timed": timed}]).rows
+    assert row[3:] == ("4,000,000", "3,000,000", "—", "2,000,000", "1.50", "—", "9.00", "9.00")
+
+
 def test_a_layer_table_needs_tuned_kernels(bench, capsys):
     untuned = next((ROOT / "tuning_logs").glob("**/filter1d-k5.json"))
     assert bench([untuned], "layer-table") == 2
@@ -102,14 +105,26 @@ def test_a_layer_table_has_the_newest_run_of_each_layer():
     assert kept != [*sweeps.values()]
     times = {result.workload.text: result.seconds["tuned"] for sweep in kept for result in sweep.results}
     assert times["conv3d_dgrad:8x64x16x56x56,64x64x3x3x3,s1,p1,f16,nhwc"] == pytest.approx(155.2e-6, rel=1e-3)
-    (row,) = make_summary_table(group_by_kind(sweeps), "kind").rows
+    (row,) = make_summary_table(sweeps).rows
     assert [*row[:2]] == ["dense", str(len(times))]
 
 
-def test_networks_of_layers_have_a_line_each():
-    files = sorted((ROOT / "tuning_logs/nvidia-h200/batches").glob("*-tuned*.json.gz"))
-    networks = group_by_network({file: Sweep.read(file) for file in files})
-    table = make_summary_table(networks, "network")
-    assert [row[0] for row in table.rows] == sorted(networks)
-    row = next(row for row in table.rows if row[0] == "yolov8s-b32")
-    assert int(row[1]) == len(networks["yolov8s-b32"]) > 5
+def test_a_table_of_networks_adds_the_measured_layers_as_often_as_they_occur():
+    (sweep,) = [Sweep.read(ROOT / "tuning_logs/nvidia-h200/gradients/gradients-large.json.gz")]
+    (result,) = sweep.results
+    missing = parse("conv2d_wgrad:16x128x28x28,128x1x31x31,s1,p15,g128,f16,nhwc")
+    layers = [
+        Layer("net-1.5.0.dgrad", result.workload, 3),
+        Layer("net-1.5.0.wgrad", missing, 1),
+        Layer("b.0", missing, 1),
+    ]
+    table = make_networks_table({result.workload: result}, layers)
+    rows = [dict(zip(table.headers, row, strict=True)) for row in table.rows]
+    assert [row["network"] for row in rows] == ["net-1.5", "b"]
+    assert [row["layers"] for row in rows] == ["2", "1"]
+    assert [row["measured"] for row in rows] == ["1", "0"]
+    tuned, cudnn = (result.seconds[name] * 1e6 for name in ("tuned", "cudnn"))
+    assert float(rows[0]["tuned [µs]"]) == pytest.approx(3 * tuned, rel=0.01)
+    assert float(rows[0]["cudnn / tuned"]) == pytest.approx(cudnn / tuned, rel=0.01)
+    assert float(rows[0]["of the limits"].rstrip("%")) == pytest.approx(75, abs=1)  # both have the same limit
+    assert rows[1]["tuned [µs]"] == "—"

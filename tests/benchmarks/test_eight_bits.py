@@ -1,11 +1,13 @@
 """`tvmconv bench eight-bits`: its workloads and its table; the measurement needs a GPU."""
 
+import argparse
 import json
 
 import pytest
 
 import tvmconv as tc
 from tvmconv import cli
+from tvmconv.benchmarks import eight_bits
 from tvmconv.benchmarks.eight_bits import CUDNN, EightBitTimes, make_table, make_variant
 from tvmconv.workloads.suites import read_suite
 
@@ -69,3 +71,18 @@ def test_table_of_a_file_is_written_into_a_page(tmp_path, capsys, content):
     else:
         assert "p1,f16,nhwc` | 2.00 | 1.00 |" in page.read_text()
         assert "Median times. GPU; 2026" in page.read_text()
+
+
+def test_listed_configs_are_compiled_in_the_order_of_the_layers(tmp_path, monkeypatch):
+    first, second, other = (f"conv2d:1x64x{n}x{n},64x64x1x1,s1,p0,f16,nhwc" for n in (8, 9, 10))
+    entries = [
+        {"workload": text, "schedule": "hopper", "config": {"stages": stages}, "arch": "sm_90"}
+        for text, stages in ((second, 2), (other, 2), (first, 2), (second, 3))
+    ]
+    (tmp_path / "list.jsonl").write_text("\n".join(json.dumps(entry) for entry in entries))
+    monkeypatch.setattr(eight_bits, "read_archives", lambda paths, device: {second: [(entries[0], None)]})
+    monkeypatch.setattr(eight_bits, "AheadBuilder", lambda *arguments: arguments)
+    args = argparse.Namespace(archive=["kernels.zip"], configs=[tmp_path / "list.jsonl"], workers=2)
+    listed, archived, num_workers = eight_bits.make_builder(args, [tc.parse(first), tc.parse(second)], None)
+    assert listed == [entries[2], entries[3]]
+    assert (list(archived), num_workers) == ([second], 2)

@@ -90,6 +90,13 @@ def test_kernels_of_several_workloads_have_a_line_each(measured, tmp_path):
     assert all(line.endswith("| long scoreboard 7.25, wait 2.00 |") for line in lines)
 
 
+def test_counts_of_the_code_can_be_left_out(measured):
+    out, folder = measured(*arguments(), "--no-code")
+    kernels = json.loads((folder / "conv2d-counters.json").read_text())["kernels"]
+    assert [(row["code"], row["ratio"]) for row in kernels] == [({}, None)] * 2
+    assert "--no-code" in out
+
+
 def test_workloads_are_needed_in_one_line(capsys):
     assert cli.main(["counters", "--stalls"]) == 2
     assert "--stalls needs at least one workload" in capsys.readouterr().err

@@ -113,12 +113,24 @@ def command_of(section, page, folder):
         return ["bench", "eight-bits", "--from", *recorded("*/eight-bits/eight-bits*.json.gz")]
     if section == "gradients":
         return ["bench", "layer-table", *recorded("*/gradients/*.json.gz"), "--summary", "--section", section]
+    if section == "gradients-networks":
+        networks = ROOT / "tuning_logs/gradient-networks.json"
+        return [
+            "bench",
+            "layer-table",
+            *recorded("*/gradients/*.json.gz"),
+            "--networks",
+            networks,
+            "--section",
+            section,
+        ]
     if section.startswith("gradients-"):
         return ["bench", "layer-table", *reversed(recorded(f"*/gradients/{section}*.json.gz")), "--section", section]
     if section in ("video", "video-bare", "batches", "batches-depthwise"):
         return ["bench", "layer-table", *recorded(f"*/{section}/*-tuned*.json.gz"), "--section", section]
     if section == "batches-networks":
-        return ["bench", "layer-table", *recorded("*/batches/*-tuned*.json.gz"), "--networks", "--section", section]
+        files, suite = recorded("*/batches/*-tuned*.json.gz"), LOGS / "batch-networks.json"
+        return ["bench", "layer-table", *files, "--networks", suite, "--section", section]
     (measured,) = recorded(f"*/*/{section}.json") or recorded(f"*/*/{section}.json.gz")
     if section.startswith("bounds-"):
         return ["bench", "bounds", "--from", measured, "-o", folder]

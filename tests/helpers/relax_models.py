@@ -7,6 +7,9 @@ from torch import nn
 from tvm import relax
 from tvm.relax.frontend.torch import from_exported_program
 
+# Code that LLVM has not optimized: it is compiled in a fourth of the time, and the models are small.
+CPU = tvm.target.Target({"kind": "llvm", "opt-level": 0})
+
 
 def randomized(model):
     """A model in evaluation mode whose normalisations do something."""

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 import torch
 import tvm
-from relax_models import Residual, exported, randomized
+from relax_models import CPU, Residual, exported, randomized
 from torch import nn
 from tvm import relax
 
@@ -36,7 +36,7 @@ def test_extracted_functions_compute_convolutions_with_their_epilogues(residual)
     functions = comparison.extract_functions(mod, {"main": sites})
     names = {str(function.attrs["workload"]): str(name.name_hint) for name, function in functions.functions_items()}
     assert names.keys() == {site.workload.text for site in sites}
-    machine = relax.VirtualMachine(tvm.compile(functions, "llvm"), tvm.cpu())
+    machine = relax.VirtualMachine(tvm.compile(functions, CPU), tvm.cpu())
     y = x = tvm.runtime.tensor(X.numpy())
     for site in sites:
         y = machine[names[site.workload.text]](y, site.weight.value, *([] if site.residual is None else [x]))
@@ -105,7 +105,7 @@ def test_comparison_ends_in_time_and_says_what_is_missing(tmp_path, functions, c
     ):
         started_at = time.monotonic()
         timer = comparison.TvmTimer([process], process.stdout.fileno(), tmp_path)
-        timer.compile_functions(functions, tvm.target.Target("llvm"))
+        timer.compile_functions(functions, CPU)
         times = timer.time_functions(Deadline.after(2))
         process.kill()
     assert time.monotonic() - started_at < 10
@@ -151,7 +151,7 @@ def test_functions_are_reported_as_soon_as_they_are_compiled(functions, monkeypa
 
     monkeypatch.setattr(comparison.tvm, "compile", fail_for_one)
     reporter = Reporter()
-    comparison.compile_and_time(comparison.rank_functions(functions), tvm.target.Target("llvm"), begins, reporter)
+    comparison.compile_and_time(comparison.rank_functions(functions), CPU, begins, reporter)
     os.close(begins)
     assert reporter.reports == [[("conv1", True), ("conv2", False)], [("conv3", True)], []]
     assert capsys.readouterr().err == "ValueError: no rule\n"

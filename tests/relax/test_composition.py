@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from relax_models import Residual, differ, exported, randomized
+from relax_models import CPU, Residual, differ, exported, randomized
 from torch import nn
 from tvm import relax
 from tvm.s_tir import dlight
@@ -27,10 +27,10 @@ def residual():
 
 def test_declared_convolutions_equal_pytorch():
     model = randomized(nn.Sequential(nn.Conv2d(4, 6, 3), nn.ReLU()))
-    mod = tvmconv.relax.declare_convolutions(exported(model, X), "llvm")
+    mod = tvmconv.relax.declare_convolutions(exported(model, X), CPU)
     import tvm
 
-    assert differ(tvm.compile(mod, "llvm"), model, X) < 1e-5
+    assert differ(tvm.compile(mod, CPU), model, X) < 1e-5
 
 
 @pytest.mark.sample(1)

@@ -6,7 +6,7 @@ import pytest
 import torch
 import tvm
 from onnx import TensorProto, helper, numpy_helper
-from relax_models import differ, randomized
+from relax_models import CPU, differ, randomized
 from torch import nn
 
 import tvmconv.relax
@@ -21,7 +21,7 @@ def test_half_precision_model_equals_pytorch():
     layers = nn.Conv2d(3, 8, 3), nn.BatchNorm2d(8), nn.ReLU(), nn.Flatten(), nn.Linear(128, 5)
     model, x = randomized(nn.Sequential(*layers)), torch.randn(1, 3, 6, 6)
     program = torch.export.export(model.half(), (x.half(),))
-    optimized = tvmconv.relax.optimize_with_report(tvmconv.relax.from_exported_program(program), "llvm")
+    optimized = tvmconv.relax.optimize_with_report(tvmconv.relax.from_exported_program(program), CPU)
     assert [line.workload for line in optimized.report.lines] == ["conv2d:1x3x6x6,8x3x3x3,s1,p0,f16,bias,relu"]
     assert differ(optimized.compile(), model, x.half()) < 5e-3
 
@@ -30,7 +30,7 @@ def test_bfloat16_model_and_transposed_volume_are_imported():
     layers = nn.ConvTranspose3d(3, 8, 2, 2, groups=1), nn.BatchNorm3d(8), nn.SiLU(), nn.Conv3d(8, 2, 1)
     model, x = nn.Sequential(*layers).eval().bfloat16(), torch.randn(1, 3, 2, 3, 4).bfloat16()
     mod = tvmconv.relax.from_exported_program(torch.export.export(model, (x,)))
-    optimized = tvmconv.relax.optimize_with_report(mod, "llvm", layout="nhwc")
+    optimized = tvmconv.relax.optimize_with_report(mod, CPU, layout="nhwc")
     assert [line.workload for line in optimized.report.lines] == [
         "conv3d_transpose:1x3x2x3x4,3x8x2x2x2,s2,p0,bf16,nhwc,bias,silu",
         "conv3d:1x8x4x6x8,2x8x1x1x1,s1,p0,bf16,nhwc,bias",
@@ -41,7 +41,7 @@ def test_bfloat16_model_and_transposed_volume_are_imported():
 def test_activations_in_float32_between_casts_are_fused(activation, name):
     model, x = nn.Sequential(nn.Conv2d(3, 4, 1), activation).eval().half(), torch.randn(1, 3, 4, 4).half()
     mod = tvmconv.relax.from_exported_program(torch.export.export(model, (x,)))
-    optimized = tvmconv.relax.optimize_with_report(mod, "llvm")
+    optimized = tvmconv.relax.optimize_with_report(mod, CPU)
     assert optimized.report.lines[0].workload == f"conv2d:1x3x4x4,4x3x1x1,s1,p0,f16,bias,{name}"
 
 
@@ -69,7 +69,7 @@ def test_computed_constants_of_onnx_are_folded():
     folded = fold_constants(model)
     assert folded.graph.node[-1].input[0] == "x"  # the padding has no other reader
     assert len(model.graph.node) == 6
-    optimized = tvmconv.relax.optimize_with_report(tvmconv.relax.from_onnx(model), "llvm")
+    optimized = tvmconv.relax.optimize_with_report(tvmconv.relax.from_onnx(model), CPU)
     assert [line.workload for line in optimized.report.lines] == ["conv2d:1x2x5x6,4x2x3x3,s1,p1x1x3x3"]
     x = torch.randn(1, 2, 5, 6)
     expected = nn.functional.conv2d(nn.functional.pad(x, (0, 2, 0, 2)), torch.from_numpy(weight * 2), None, 1, 1)

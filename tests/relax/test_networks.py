@@ -9,6 +9,7 @@ from ctypes.util import find_library
 import pytest
 import torch
 from relax_models import (
+    CPU,
     DenseBlock,
     UNet,
     UNet3d,
@@ -50,7 +51,7 @@ def imported(source, model, x, importers=(from_exported_program, from_onnx)):
 @pytest.mark.parametrize("network", NETWORKS)
 def test_networks_equal_pytorch(network, source):
     model, x = NETWORKS[network](), torch.randn(1, 3, 32, 32)
-    optimized = tvmconv.relax.optimize_with_report(imported(source, model, x), "llvm")
+    optimized = tvmconv.relax.optimize_with_report(imported(source, model, x), CPU)
     assert optimized.report.num_replaced == len(optimized.report.lines) == NUM_CONVOLUTIONS[network]
     others = {"relax.add", "relax.maximum", "relax.minimum", "relax.clip", "relax.nn.relu", "relax.nn.conv2d"}
     assert len(list_calls(optimized.mod, others)) == NUM_LINEAR[network]  # the bias of the linear layer
@@ -72,7 +73,7 @@ def test_families_of_networks_equal_pytorch(family, source):
     model, x = randomized(make()), torch.randn(2, *shape)
     mod = imported(source, model, x, (tvmconv.relax.from_exported_program, tvmconv.relax.from_onnx))
     for layout in ("nchw", "nhwc"):
-        optimized = tvmconv.relax.optimize_with_report(mod, "llvm", layout=layout)
+        optimized = tvmconv.relax.optimize_with_report(mod, CPU, layout=layout)
         assert optimized.report.num_replaced == len(optimized.report.lines) == num_convolutions
         assert differ(optimized.compile(), model, x) < 1e-4
 
@@ -96,7 +97,7 @@ def test_limits_of_onnx_are_part_of_the_kernel(dtype):
     mod = imported("onnx", model, x)
     if dtype == "float16":
         mod = tvmconv.relax.to_float16(mod)
-    optimized = tvmconv.relax.optimize_with_report(mod, "llvm")
+    optimized = tvmconv.relax.optimize_with_report(mod, CPU)
     first, last = (line.workload for line in optimized.report.lines)
     assert first.endswith(",bias,relu6")
     assert last.endswith(",bias")  # no epilogue has these limits
@@ -115,7 +116,7 @@ def test_residual_may_be_a_batch_normalization():
 
     model, x = randomized(Shortcut()), torch.randn(1, 4, 9, 9)
     for layout in ("nchw", "nhwc"):
-        optimized = tvmconv.relax.optimize_with_report(exported(model, x), "llvm", layout=layout)
+        optimized = tvmconv.relax.optimize_with_report(exported(model, x), CPU, layout=layout)
         assert optimized.report.num_replaced == 2
         assert not list_calls(optimized.mod, {"relax.nn.conv2d", "relax.nn.batch_norm"})
         assert differ(optimized.compile(), model, x) < 1e-5

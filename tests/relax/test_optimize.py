@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 import tvm
-from relax_models import Residual, UNet, differ, exported, randomized
+from relax_models import CPU, Residual, UNet, differ, exported, randomized
 from torch import nn
 from tvm import relax
 
@@ -30,7 +30,7 @@ def residual():
 @pytest.mark.parametrize("layout", ["nchw", "nhwc"])
 def test_epilogues_are_fused_and_equal_pytorch(residual, layout):
     model, mod = residual
-    optimized = tvmconv.relax.optimize_with_report(mod, "llvm", layout=layout)
+    optimized = tvmconv.relax.optimize_with_report(mod, CPU, layout=layout)
     texts = [line.workload for line in optimized.report.lines]
     last = ",nhwc" if layout == "nhwc" else ""
     assert texts == [
@@ -44,7 +44,7 @@ def test_epilogues_are_fused_and_equal_pytorch(residual, layout):
 
 def test_chain_is_transposed_at_its_borders_only(residual):
     _, mod = residual
-    text = tvmconv.relax.optimize(mod, "llvm", layout="nhwc")["main"].script()
+    text = tvmconv.relax.optimize(mod, CPU, layout="nhwc")["main"].script()
     assert text.count("permute_dims") == 2  # the input, which is also the residual, and the output
 
 
@@ -63,7 +63,7 @@ class Gated(nn.Module):
 
 def test_operations_between_channels_last_kernels_are_done_channels_last():
     model = randomized(Gated())
-    optimized = tvmconv.relax.optimize_with_report(exported(model, X), "llvm", layout="nhwc")
+    optimized = tvmconv.relax.optimize_with_report(exported(model, X), CPU, layout="nhwc")
     assert optimized.report.num_replaced == 3
     text = optimized.mod["main"].script()
     assert text.count("permute_dims") == 3  # the input, its pooled and sliced copy, and the output
@@ -83,7 +83,7 @@ def test_operations_between_channels_last_kernels_are_done_channels_last():
 )
 def test_other_ranks_equal_pytorch(model, x):
     model = randomized(model)
-    optimized = tvmconv.relax.optimize_with_report(exported(model, x), "llvm", layout="nhwc")
+    optimized = tvmconv.relax.optimize_with_report(exported(model, x), CPU, layout="nhwc")
     assert optimized.report.num_replaced == 1
     assert optimized.report.lines[0].workload.count(",bias,") == 1
     assert differ(optimized.compile(), model, x) < 1e-5
@@ -91,7 +91,7 @@ def test_other_ranks_equal_pytorch(model, x):
 
 def test_unet_has_two_transpositions_and_equals_pytorch():
     model, x = randomized(UNet(4)), torch.randn(1, 3, 12, 20)
-    optimized = tvmconv.relax.optimize_with_report(exported(model, x), "llvm", layout="nhwc")
+    optimized = tvmconv.relax.optimize_with_report(exported(model, x), CPU, layout="nhwc")
     assert [line.workload.split(":")[0] for line in optimized.report.lines].count("conv2d_transpose") == 2
     assert optimized.report.num_replaced == 13
     assert optimized.mod["main"].script().count("permute_dims") == 2
@@ -115,7 +115,7 @@ def test_value_with_another_reader_is_not_fused():
             return torch.relu(y) + y * 2
 
     model = Model().eval()
-    optimized = tvmconv.relax.optimize_with_report(exported(model, X), "llvm")
+    optimized = tvmconv.relax.optimize_with_report(exported(model, X), CPU)
     assert optimized.report.lines[0].workload.endswith("s1,p1,bias")
     assert differ(optimized.compile(), model, X) < 1e-5
 
@@ -129,7 +129,7 @@ def symbolic():
 
 def test_symbolic_batch_stays_with_tvm_and_is_reported(symbolic):
     model, mod = symbolic
-    optimized = tvmconv.relax.optimize_with_report(mod, "llvm")
+    optimized = tvmconv.relax.optimize_with_report(mod, CPU)
     (line,) = optimized.report.lines
     assert line.implementation == "TVM"
     assert line.reason == "a size is symbolic: expected numbers, or batch_sizes for a symbolic batch"
@@ -138,7 +138,7 @@ def test_symbolic_batch_stays_with_tvm_and_is_reported(symbolic):
 
 def test_batch_sizes_have_kernels_of_their_own(symbolic):
     model, mod = symbolic
-    optimized = tvmconv.relax.optimize_with_report(mod, "llvm", batch_sizes=(2, 5))
+    optimized = tvmconv.relax.optimize_with_report(mod, CPU, batch_sizes=(2, 5))
     lines = {line.function: line for line in optimized.report.lines}
     assert {name: line.workload.split(",")[0] for name, line in lines.items()} == {
         "main_batch2": "conv2d:2x4x10x14",
@@ -153,7 +153,7 @@ def test_batch_sizes_have_kernels_of_their_own(symbolic):
 @pytest.mark.parametrize(("sizes", "message"), [((2, 2), "different positive"), ((0,), "different positive")])
 def test_wrong_batch_sizes_are_refused(symbolic, sizes, message):
     with pytest.raises(TuningError, match=message):
-        tvmconv.relax.optimize(symbolic[1], "llvm", batch_sizes=sizes)
+        tvmconv.relax.optimize(symbolic[1], CPU, batch_sizes=sizes)
 
 
 def test_exported_library_loads_in_a_fresh_process(residual, tmp_path):
@@ -212,7 +212,7 @@ def test_opencl_kernels_are_those_of_build(residual):
 
 def test_float16_model_has_its_epilogues_in_the_kernels(residual):
     model, mod = residual
-    optimized = tvmconv.relax.optimize_with_report(tvmconv.relax.to_float16(mod), "llvm", layout="nhwc")
+    optimized = tvmconv.relax.optimize_with_report(tvmconv.relax.to_float16(mod), CPU, layout="nhwc")
     texts = [line.workload.partition("f16,nhwc,")[2] for line in optimized.report.lines]
     assert texts == ["bias,relu6", "bias,silu", "bias"]  # the residual is the input in float32
     assert differ(optimized.compile(), model, X) < 5e-3
@@ -242,7 +242,7 @@ def test_weight_that_is_a_parameter_is_packed_and_scaled_by_relax():
             y = builder.emit(relax.op.nn.conv2d_transpose(x, k, strides=2, groups=2))
             out = builder.emit_output(relax.op.multiply(y, relax.const(scale.numpy(), "float32")))
         builder.emit_func_output(out)
-    optimized = tvmconv.relax.optimize_with_report(builder.get(), "llvm", layout="nhwc")
+    optimized = tvmconv.relax.optimize_with_report(builder.get(), CPU, layout="nhwc")
     assert optimized.report.num_replaced == 1
 
     def model(x, k):

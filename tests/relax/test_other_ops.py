@@ -4,7 +4,7 @@ import emulate
 import numpy as np
 import pytest
 import torch
-from relax_models import differ, exported
+from relax_models import CPU, differ, exported
 from torch import nn
 from tvm import relax
 from tvm.ir import IRModule
@@ -58,7 +58,7 @@ def test_linear_layer_is_a_convolution_with_its_epilogue():
     model, x = Classifier().eval(), torch.randn(3, 12)
     mod = relax.transform.FoldConstant()(exported(model, x))
     converted = convert_linear_layers(mod)
-    optimized = tvmconv.relax.optimize_with_report(converted, "llvm")
+    optimized = tvmconv.relax.optimize_with_report(converted, CPU)
     assert [line.workload for line in optimized.report.lines] == [
         "conv2d:3x12x1x1,6x12x1x1,s1,p0,bias,hardswish",
         "conv2d:3x6x1x1,5x6x1x1,s1,p0",

@@ -3,7 +3,7 @@
 import pytest
 import torch
 import tvm
-from relax_models import differ, exported, randomized
+from relax_models import CPU, differ, exported, randomized
 from torch import nn
 
 import tvmconv.relax
@@ -65,7 +65,7 @@ class ConvNeXtBlock(nn.Module):
 @pytest.mark.parametrize("network", [SplitAndResized, Shuffled, PreActivated, ConvNeXtBlock])
 def test_only_the_borders_are_transposed(network):
     model, x = randomized(network()), torch.randn(2, 3, 6, 5)
-    optimized = tvmconv.relax.optimize_with_report(exported(model, x), "llvm", layout="nhwc")
+    optimized = tvmconv.relax.optimize_with_report(exported(model, x), CPU, layout="nhwc")
     assert optimized.report.num_replaced == len(optimized.report.lines)
     text = optimized.mod["main"].script()
     assert text.count("axes=[0, 2, 3, 1]") == text.count("axes=[0, 3, 1, 2]") == 1
@@ -77,7 +77,7 @@ def test_linear_layers_of_any_rank_have_epilogues_and_residuals():
     model = randomized(ConvNeXtBlock())
     x = torch.randn(2, 3, 6, 5)
     converted = convert_linear_layers(prepare_module(exported(model, x), has_kernels=False))
-    optimized = tvmconv.relax.optimize_with_report(converted, "llvm", layout="nhwc")
+    optimized = tvmconv.relax.optimize_with_report(converted, CPU, layout="nhwc")
     texts = [line.workload for line in optimized.report.lines]
     assert texts[1:3] == [
         "conv2d:60x6x1x1,12x6x1x1,s1,p0,nhwc,bias,gelu",
@@ -90,7 +90,7 @@ def test_zeros_around_an_image_are_the_padding_of_the_convolution():
     model = nn.Sequential(nn.ZeroPad2d((0, 1, 2, 1)), nn.Conv2d(3, 4, 3, 2, (0, 1)), nn.ZeroPad2d((0, -1, 0, 0)))
     model.append(nn.Conv2d(4, 4, 2)).append(nn.ConstantPad2d(1, 0.5)).append(nn.Conv2d(4, 2, 1)).eval()
     x = torch.randn(1, 3, 6, 9)
-    optimized = tvmconv.relax.optimize_with_report(exported(model, x), "llvm")
+    optimized = tvmconv.relax.optimize_with_report(exported(model, x), CPU)
     texts = [line.workload.split(",s")[1] for line in optimized.report.lines]
     assert texts == ["2,p2x1x1x2,bias", "1,p0,bias", "1,p0,bias"]
     assert differ(optimized.compile(), model, x) < 1e-5
@@ -109,4 +109,4 @@ def test_convolution_with_another_reader_is_not_repeated_for_its_norm():
     model, x = randomized(Model()), torch.randn(1, 3, 6, 6)
     mod = tvmconv.relax.to_float16(exported(model, x))
     assert mod["main"].script().count("R.nn.conv2d") == 1
-    assert differ(tvm.compile(mod, "llvm"), model, x) < 1e-2
+    assert differ(tvm.compile(mod, CPU), model, x) < 1e-2

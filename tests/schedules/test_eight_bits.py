@@ -1,8 +1,10 @@
 """Operands of 8 bits on tensor cores, executed without a GPU: kernels of `hopper`, `mma_sync` and `mma_sync_fp8`."""
 
+import re
+
 import numpy as np
 import pytest
-from cubins import space_of
+from cubins import needs_nvrtc, space_of
 from emulate import error, run
 from small_tiles import SMALL, few_multiprocessors
 from tvmconv.builtin.conv.tensor_cores.hopper import tile_config
@@ -81,11 +83,41 @@ def test_hopper_stores_words_of_four_results(text, config):
 def test_hopper_promotes_several_times_in_a_long_k_tile(config):
     w = tc.parse("conv2d:1x288x9x64,32x288x1x3,s1,p0x1,e4m3,nhwc,scale,out-f32")
     with few_multiprocessors():
-        kernel = tc.build(w, "hopper", arch="sm_90", config={**SMALL, "taps_per_copy": 1, **config})
+        kernel = tc.build(
+            w, "hopper", arch="sm_90", config={**SMALL, "taps_per_copy": 1, "promotion_interval": 128, **config}
+        )
         tile = tile_config.HopperTileConfig.of_workload(kernel.config, w)
     assert int(tile.promotions_per_k_tile(1)) == 2
     assert int(tile.promoted_products(1)) <= 128
     assert error(kernel.lowered_module, w) <= w.tolerance
+
+
+@pytest.mark.sample(2)
+@pytest.mark.parametrize(
+    ("text", "config"),
+    [
+        ("conv2d:1x1280x9x8,34x1280x1x1,s1,p0,e4m3,nhwc,out-f32", {}),  # ten K tiles in two iterations
+        ("conv2d:2x128x9x8,32x128x2x3,s1,p1,e4m3,nhwc,scale,bias,relu,quantize", {"warpgroups": 2}),
+        ("conv1d:1x128x90,32x128x1,s1,p0,e5m2,nhwc", {}),  # one K tile
+        ("conv2d:1x64x9x64,32x64x1x3,s1,p0x1,e4m3,nhwc,scale", {"block_k_bytes": 64, "taps_per_copy": 3}),
+        (
+            "conv2d:1x128x9x64,32x128x3x3,s1,p1,e4m3,nhwc,scale",
+            {"block_k_bytes": 64, "taps_per_copy": 3, "promotion_interval": 192},
+        ),
+        ("conv1d:1x1152x60,32x1152x1,s1,p0,e4m3,nhwc,out-f32", {"block_k_bytes": 256, "split_k": 2}),
+    ],
+)
+def test_two_sets_of_accumulators_are_promoted_in_turn(text, config):
+    check(text, "hopper", {**SMALL, "block_n": 32, "block_k_bytes": 128, "promotion_buffers": 2, **config})
+
+
+@needs_nvrtc
+def test_wgmmas_of_one_set_run_while_the_other_is_promoted():
+    """ptxas would wait for each wgmma if one was in flight across iterations of a loop."""
+    w = tc.parse("conv2d:1x1280x9x8,32x1280x1x1,s1,p0,e4m3,nhwc,out-f32")
+    config = {**SMALL, "block_n": 32, "block_k_bytes": 128, "promotion_buffers": 2}
+    waits = re.findall(r"DEPBAR\.LE gsb0, (0x\d)", tc.build(w, "hopper", arch="sm_90", config=config).sass)
+    assert waits == ["0x1"] * 4 + ["0x0"] + ["0x1"] * 4 + ["0x0"]
 
 
 @pytest.mark.sample(2)
@@ -109,22 +141,22 @@ def test_mma_sync_multiplies_operands_of_8_bits(text, arch, config):
 
 @pytest.mark.sample(1)
 @pytest.mark.parametrize(
-    ("schedule", "tile"), [("hopper", {**SMALL, "block_k_bytes": 128}), ("mma_sync_fp8", WARP_TILE)]
+    ("schedule", "tile"), [("hopper", {**SMALL, "block_k_bytes": 64}), ("mma_sync_fp8", WARP_TILE)]
 )
 def test_promotion_keeps_sums_of_positive_numbers_within_the_bound(schedule, tile):
     """The emulator truncates addends as tensor cores do; without promotion the error grows with the sum."""
     w = tc.parse("conv1d:1x2048x64,16x2048x1,s1,p0,e4m3,nhwc,out-f32")
     x, k = (np.abs(array.astype(np.float32)).astype(array.dtype) for array in w.inputs(0))
     expected, errors = w.reference(x, k), {}
-    for interval in (128, 1024, 0):
+    for interval in (128, 192, 1024, 0):
         with few_multiprocessors():
             kernel = tc.build(w, schedule, arch="sm_90", config={**tile, "promotion_interval": interval})
         found = run(kernel.lowered_module, [x, k]).astype(np.float64)
         errors[interval] = np.linalg.norm(found - expected) / np.linalg.norm(expected)
         assert errors[interval] <= bound_accumulation_error(interval or 2048)
         assert kernel.config["promotion_interval"] == interval
-    assert errors[128] <= MAX_ACCUMULATION_ERROR < errors[0]
-    assert errors[128] < errors[1024] < errors[0]
+    assert errors[192] <= MAX_ACCUMULATION_ERROR < errors[0]
+    assert errors[128] < errors[192] < errors[1024] < errors[0]
 
 
 def test_searches_and_defaults_promote_within_the_bound():
@@ -134,7 +166,7 @@ def test_searches_and_defaults_promote_within_the_bound():
         space = space_of(w, schedule_name)
         assert space.default["promotion_interval"] == 128
         for config in schedule.list_starting_configs(w):
-            assert config["promotion_interval"] == 128
+            assert config["promotion_interval"] in (128, 192)
         for interval, is_searched in ((128, True), (256, False), (0, False)):
             point = space.point_from_config({**space.default, "promotion_interval": interval})
             assert space.is_legal(point[None])[0] == is_searched

@@ -254,6 +254,33 @@ def test_without_a_compiler_operators_compute_all_normalizations(monkeypatch):
     assert differ(found, run_with_gradients(in_double(model), x.double()), floor=1e-3) < 1e-3
 
 
+class TwoReaders(nn.Module):
+    """A normalization that two convolutions read, as in the first block of a stage of a ResNet."""
+
+    def __init__(self):
+        super().__init__()
+        self.convs = nn.ModuleList(nn.Conv2d(size, 4, 1) for size in (3, 4, 4))
+        self.norm = nn.BatchNorm2d(4)
+
+    def forward(self, x):
+        y = pytorch.relu(self.norm(self.convs[0](x)))
+        return self.convs[1](y) * self.convs[2](y)
+
+
+def test_gradients_of_two_convolutions_are_added_by_the_operator(monkeypatch):
+    monkeypatch.setattr(training_backend, "fill_table", lambda *_: [])
+    torch.manual_seed(0)
+    torch._dynamo.reset()
+    model, x, calls = TwoReaders(), draw(4, 3, 6, 5), []
+    options = {"choose": "tuned", "fallback_backend": "eager"}
+    compiled = torch.compile(copy.deepcopy(model), backend=backend, options=options)
+    run = operators.batch_norm_act_backward
+    monkeypatch.setattr(operators, "batch_norm_act_backward", lambda *values: calls.append(values) or run(*values))
+    found = run_with_gradients(compiled._orig_mod, x, compiled)
+    assert differ(found, run_with_gradients(in_double(model), x.double()), floor=1e-3) < 1e-4
+    assert [values[1] is not None for values in calls] == [True]
+
+
 class Excitation(nn.Module):
     """A normalization with activation, and squeeze and excitation after it."""
 

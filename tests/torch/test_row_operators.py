@@ -9,10 +9,13 @@ from convnext import make_network
 from host_cuda import compile_kernels
 from torch import nn
 from torch.nn import functional
+from torch.utils.checkpoint import checkpoint
 from training import differ, in_double, lay_out, run_with_gradients
 
+import tvmconv.torch
 from tvmconv.compiler import nvrtc
-from tvmconv.torch import elementwise_source, layer_norm_source, row_kernels, training_backend, typed_source
+from tvmconv.errors import ModelError
+from tvmconv.torch import elementwise_source, layer_norm_source, row_kernels, training, training_backend, typed_source
 from tvmconv.torch import row_operators as operators
 from tvmconv.torch.backend import backend
 from tvmconv.torch.row_fusion import fuse_rows
@@ -237,6 +240,59 @@ def test_a_network_trains_as_in_float64(without_search, fallback_backend):
         results.append(run_with_gradients(network, images, function))
     assert differ(*results, floor=1e-3) < 1e-4
     assert count_operators(capture(model, x)) == {"layer_norm": 5, "activate": 3, "scale_add": 3, "gate": 0}
+
+
+def test_optimized_models_run_as_fused_graphs(without_search, monkeypatch):
+    """All parameters stay; evaluation and other batches run, too, and a copy of the model runs without graphs."""
+    monkeypatch.setattr(training, "fill_table", lambda *_: [])
+    monkeypatch.setattr(training, "_time_step", lambda *_: 1.0)
+    model, x = make_network(), draw(4, 3, 16, 12, is_channels_last=True)
+    fused = tvmconv.torch.optimize(model, x, train=True, fused=True, choose="tuned")
+    note = next(note for note in tvmconv.torch.get_training_report(fused).notes if "graph" in note)
+    assert "5 layer normalizations, 3 activations, 3 sums of residual blocks" in note
+    assert list(fused.state_dict()) == list(model.state_dict())
+    assert all(one is other for one, other in zip(model.parameters(), fused.parameters(), strict=True))
+    for images in (x, x[:3]):
+        results = []
+        for network, each in ((fused, images), (copy.deepcopy(fused), images), (in_double(model), images.double())):
+            torch.manual_seed(2)
+            results.append(run_with_gradients(network, each))
+        assert all(differ(result, results[2], floor=1e-3) < 1e-4 for result in results[:2])
+    with torch.no_grad():
+        torch.manual_seed(2)
+        assert differ([fused.eval()(x[:3])], results[2][:1]) < 1e-4
+
+
+def test_graphs_that_are_no_faster_do_not_run(without_search, monkeypatch):
+    times = iter((2.0, 3.0))  # of PyTorch, and of the graph; no layer has kernels
+    monkeypatch.setattr(training, "fill_table", lambda *_: [])
+    monkeypatch.setattr(training, "_time_step", lambda *_: next(times))
+    model, x = make_network(), draw(4, 3, 16, 12, is_channels_last=True)
+    fused = tvmconv.torch.optimize(model, x, train=True, fused=True)
+    assert "no faster with the operators" in str(tvmconv.torch.get_training_report(fused))
+    assert fused._compiled_call_impl is None
+    with pytest.raises(ModelError, match="expected train=True"):
+        tvmconv.torch.optimize(model, x, fused=True)
+
+
+class Checkpoint(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.layers = nn.Sequential(nn.Conv2d(3, 4, 1), nn.BatchNorm2d(4))
+
+    def forward(self, x):
+        return checkpoint(self.layers, x, use_reentrant=False)
+
+
+def test_models_that_do_not_run_as_graphs_run_as_before(without_search, monkeypatch):
+    """PyTorch captures a checkpoint, but not its writes to the counter of a normalization."""
+    monkeypatch.setattr(training, "fill_table", lambda *_: [])
+    monkeypatch.setattr(training, "_time_step", lambda *_: 1.0)
+    model, x = Checkpoint(), draw(2, 3, 5, 4, is_channels_last=True)
+    fused = tvmconv.torch.optimize(model, x, train=True, fused=True, choose="tuned")
+    assert "does not run as a graph: the model does not run" in str(tvmconv.torch.get_training_report(fused))
+    expected = run_with_gradients(in_double(model), x.double())
+    assert differ(run_with_gradients(fused, x), expected, floor=1e-3) < 1e-4
 
 
 def test_layers_under_autocast_read_results_in_16_bits(without_search):

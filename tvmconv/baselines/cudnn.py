@@ -81,7 +81,9 @@ def time_cudnn(
     try:
         with translate_library_errors("cuDNN through PyTorch", gpu, RuntimeError), torch.cuda.device(gpu.index):
             if time.monotonic() - sharing.get_last_use() > MAX_IDLE_SECONDS:
-                warm_up_gpu(torch, gpu, torch.cuda.current_stream(gpu.index).cuda_stream, IDLE_WARM_UP_SECONDS)
+                is_busy = time.monotonic() - CudnnPick.get_last_use(gpu) <= MAX_IDLE_SECONDS
+            stream = torch.cuda.current_stream(gpu.index).cuda_stream
+            warm_up_gpu(torch, gpu, stream, None if is_busy else IDLE_WARM_UP_SECONDS)
         fastest = pick_fastest(w, inputs, gpu, cold=cold)
         brief = Timing((fastest.seconds,), "CUDA graph, as picks are compared", cold)
         timing = fastest.time(seconds) if seconds else brief
@@ -257,14 +259,18 @@ class CudnnPick:
         self.description = ", ".join([*_format_versions(torch), algorithm, tf32, *call.notes])
         with self._on_stream():
             self._copies = [call.prepare(*(_copy_to_gpu(x, gpu) for x in inputs)) for _ in range(self._sets.num_sets)]
-            last_use = max(self._busy_until.get(gpu.index, -math.inf), sharing.get_last_use())
-            if time.monotonic() - last_use > MAX_IDLE_SECONDS:
+            if time.monotonic() - self.get_last_use(gpu) > MAX_IDLE_SECONDS:
                 warm_up_gpu(torch, gpu, self._stream.cuda_stream)
             else:
                 keep_gpu_busy(torch, gpu)
             for _ in range(3):  # the first call tries the algorithms, which is not allowed in a capture
                 call.compute(*self._copies[0])
         self._previous_copies: list[Tensors] = []  # keep their memory from being used again
+
+    @classmethod
+    def get_last_use(cls, gpu: CudaDevice) -> float:
+        """Return the `time.monotonic` at which the last timing of a pick, or turn of a process, ended on a GPU."""
+        return max(cls._busy_until.get(gpu.index, -math.inf), sharing.get_last_use())
 
     def compute_output(self) -> NDArray[Any] | None:
         """Return Y, or None if the call is not verified; only in the thread that created this object."""

@@ -33,7 +33,7 @@ from tvmconv.baselines.metaschedule import (
     read_search,
     run_bounded,
 )
-from tvmconv.baselines.metaschedule_sampling import TASKS_FILE
+from tvmconv.baselines.metaschedule_sampling import MAX_ROUNDS, TASKS_FILE
 from tvmconv.compiler.cuda_environment import make_cuda_environment
 from tvmconv.compiler.tensor_intrinsics import import_tensor_intrinsics
 from tvmconv.devices import Device
@@ -109,24 +109,51 @@ def sample_module(
 ) -> ModuleSearchResult:
     """Build random candidates of all tasks of a module, time them afterwards, and write a database as `tune_module`.
 
-    Only the timing uses the GPU. The arguments and errors are those of `tune_module`, whose evolution takes minutes of
-    processor time for the candidates of a task, because it applies thousands of traces of scheduling primitives to find
-    them. In the first round of a task it ranks them by a cost model that knows nothing yet, and chooses no better.
+    Candidates that `build_candidates` has left in the folder are not built again. Only the timing uses the GPU. The
+    arguments and errors are those of `tune_module`, whose evolution takes minutes of processor time for the candidates
+    of a task, because it applies thousands of traces of scheduling primitives to find them. In the first round of a
+    task it ranks them by a cost model that knows nothing yet, and chooses no better.
     """
     check_device(device)
-    num_tasks = write_tasks(mod, device, folder)
-    number = max(len(os.sched_getaffinity(0)) // CORES_PER_SEARCH, 1)
-    started_at = time.monotonic()
-    with ThreadPoolExecutor(number) as pool:
-        build_seconds = seconds * BUILD_FRACTION
-        builds = [pool.submit(_run_build, device, folder, log, build_seconds, r, number) for r in range(number)]
-        for build in builds:
-            build.result()
-    build_seconds = time.monotonic() - started_at
+    num_tasks, build_seconds = count_tasks(folder), 0.0
+    if not num_tasks:
+        started_at = time.monotonic()
+        num_tasks = build_candidates(mod, device, folder, log=log, seconds=seconds * BUILD_FRACTION)
+        build_seconds = time.monotonic() - started_at
     with use_gpu():
         result = _time_candidates(device, folder, log, max(seconds - build_seconds, seconds * (1 - BUILD_FRACTION)))
     result = replace(result, seconds=result.seconds + build_seconds)
     return summarize_results([result], folder, log, STRATEGIES[1], num_tasks, seconds)
+
+
+def build_candidates(
+    mod: IRModule, device: Device, folder: Path, *, log: Path, seconds: float, num_rounds: int = MAX_ROUNDS
+) -> int:
+    """Build random candidates of all tasks of a module in rounds, and return the number of tasks. It needs no GPU.
+
+    Args:
+        mod: Module of Relax with its weights as constants.
+        device: GPU or architecture to build for.
+        folder: Folder for the candidates, which `sample_module` times.
+        log: File for what MetaSchedule prints; each process adds its rank to the name.
+        seconds: Time limit.
+        num_rounds: Greatest number of rounds, each of which has `CANDIDATES_PER_ROUND` candidates of each task.
+    """
+    num_tasks = write_tasks(mod, device, folder)
+    number = max(len(os.sched_getaffinity(0)) // CORES_PER_SEARCH, 1)
+    arguments = device, folder, log, seconds, number, num_rounds
+    with ThreadPoolExecutor(number) as pool:
+        for build in [pool.submit(_run_build, rank, *arguments) for rank in range(number)]:
+            build.result()
+    return num_tasks
+
+
+def count_tasks(folder: Path) -> int:
+    """Return the number of the tasks whose candidates were built in a folder, 0 if there are none."""
+    import tvm
+
+    path = folder / TASKS_FILE
+    return len(tvm.ir.load_json(path.read_text(encoding="utf-8"))) if path.exists() else 0
 
 
 def write_tasks(mod: IRModule, device: Device, folder: Path) -> int:
@@ -156,11 +183,14 @@ def summarize_results(
     )
 
 
-def _run_build(device: Device, folder: Path, log: Path, seconds: float, rank: int, number: int) -> None:
+def _run_build(
+    rank: int, device: Device, folder: Path, log: Path, seconds: float, number: int, num_rounds: int
+) -> None:
     """Run one of the processes that build candidates."""
     own = folder / f"built-{rank}"
     own.mkdir()
-    command = _make_command(metaschedule_sampling.build_candidates, device.text, str(folder), str(rank), str(number))
+    numbers = map(str, (rank, number, num_rounds))
+    command = _make_command(metaschedule_sampling.build_candidates, device.text, str(folder), *numbers)
     own_log = log.with_name(f"{log.stem}-{rank}{log.suffix}")
     status = run_bounded(command, own_log, make_cuda_environment() | {"TMPDIR": str(own)}, seconds)
     if status:
@@ -170,7 +200,7 @@ def _run_build(device: Device, folder: Path, log: Path, seconds: float, rank: in
 def _time_candidates(device: Device, folder: Path, log: Path, seconds: float) -> MetaScheduleResult:
     """Run the process that times candidates, and return its result."""
     own = folder / metaschedule_sampling.TIMED_FOLDER
-    own.mkdir()
+    own.mkdir(exist_ok=True)
     command = _make_command(metaschedule_sampling.time_candidates, device.text, str(folder))
     status = run_bounded(command, log, make_cuda_environment() | {"TMPDIR": str(own)}, seconds)
     if status:

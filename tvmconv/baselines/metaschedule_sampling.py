@@ -27,20 +27,21 @@ if TYPE_CHECKING:
 
 CANDIDATES_PER_ROUND = 4  # of a task
 MIN_REPEAT_MILLISECONDS = 10  # of a timing; 100 by default, with which timing takes most of a short search
-MAX_TRIALS = 100_000  # the time limit ends the sampling
+MAX_TRIALS, MAX_ROUNDS = 100_000, 10_000  # the time limit ends the sampling
+MAX_ERROR_CHARACTERS = 300
 FAILED = FAILED_SECONDS * 10  # the seconds of a candidate without a time in MetaSchedule's database
 TASKS_FILE, CANDIDATES_FILE, TIMED_FOLDER = "tasks.json", "candidates.jsonl", "search-timed"
 WORKLOADS_FILE, RECORDS_FILE = "database_workload.json", "database_tuning_record.json"  # of MetaSchedule's database
 
 
 def build_candidates(argv: Sequence[str]) -> None:
-    """Sample and build candidates until the process is ended.
+    """Sample and build candidates.
 
-    The arguments are the device, the folder with the file of tasks, the rank of the process, and the number of
-    processes that share the tasks. The process has a folder of its own, with a database whose records have no times
-    yet, and a file with one line for each of them.
+    The arguments are the device, the folder with the file of tasks, the rank of the process, the number of processes
+    that share the tasks, and the number of rounds. The process has a folder of its own, with a database whose records
+    have no times yet, and a file with one line for each of them.
     """
-    device_name, name, rank, number = argv[0], argv[1], int(argv[2]), int(argv[3])
+    (device_name, name), (rank, number, num_rounds) = argv[:2], map(int, argv[2:])
     folder, target = Path(name), devices.find_device(device_name).make_target()
     own = folder / f"built-{rank}"
 
@@ -69,12 +70,13 @@ def build_candidates(argv: Sequence[str]) -> None:
             for candidate, result in zip(built.candidates, built.building.result(), strict=True):
                 record = TuningRecord(candidate.sch.trace, workload, [FAILED], target, candidate.args_info)
                 database.commit_tuning_record(record)
-                path, error = (None if text is None else str(text) for text in (result.artifact_path, result.error_msg))
-                content = {"round": built.number, "task": built.task, "file": path, "error": error and error[-300:]}
+                path = result.artifact_path and os.path.relpath(str(result.artifact_path), folder)
+                error = result.error_msg and str(result.error_msg)[-MAX_ERROR_CHARACTERS:]
+                content = {"round": built.number, "task": built.task, "file": path, "error": error}
                 file.write(json.dumps(content) + "\n")
 
         previous = None
-        for sampled in _sample(indices, contexts):
+        for sampled in _sample(indices, contexts, num_rounds):
             inputs = [BuilderInput(candidate.sch.mod, target) for candidate in sampled.candidates]
             built = replace(sampled, building=pool.submit(builder.build, inputs))
             if previous:  # its candidates were built while those of this task were sampled
@@ -95,12 +97,11 @@ class _Round:
     building: Future[list[Any]] = field(default_factory=Future)
 
 
-def _sample(indices: Sequence[int], contexts: Sequence[TuneContext]) -> Iterator[_Round]:
-    """Yield candidates of each task in rounds, until no task has more."""
+def _sample(indices: Sequence[int], contexts: Sequence[TuneContext], num_rounds: int) -> Iterator[_Round]:
+    """Yield candidates of each task in rounds, until there are as many or no task has more."""
     remaining = dict(zip(indices, contexts, strict=True))
     is_prepared: set[int] = set()
-    number = 0
-    while remaining:
+    for number in range(num_rounds):
         for index, context in list(remaining.items()):
             if index not in is_prepared:
                 context.pre_tuning(MAX_TRIALS, CANDIDATES_PER_ROUND)
@@ -110,7 +111,6 @@ def _sample(indices: Sequence[int], contexts: Sequence[TuneContext]) -> Iterator
                 del remaining[index]
                 continue
             yield _Round(number, index, context, list(candidates))
-        number += 1
 
 
 def time_candidates(argv: Sequence[str]) -> None:
@@ -135,12 +135,12 @@ def time_candidates(argv: Sequence[str]) -> None:
             error = each["error"]
             if each["file"] is not None:
                 args_info = [ArgInfo.from_json(info) for info in others[1]]
-                (future,) = runner.run([RunnerInput(each["file"], target.kind.name, args_info)])
+                (future,) = runner.run([RunnerInput(str(folder / each["file"]), target.kind.name, args_info)])
                 result = future.result()
                 error = result.error_msg
                 times = times if error else [float(seconds) for seconds in result.run_secs]
             if error:
-                print(str(error)[-500:], file=sys.stderr, flush=True)
+                print(str(error)[-MAX_ERROR_CHARACTERS:], file=sys.stderr, flush=True)
             records.write(json.dumps([each["workload"], [trace, times, *others]]) + "\n")
             records.flush()
         print(time.monotonic(), file=clock)

@@ -47,13 +47,17 @@ def add_gpu_lock(parser: argparse.ArgumentParser) -> None:
 
 
 @contextlib.contextmanager
-def hold_gpu(lock: Path | None) -> Iterator[None]:
-    """Wait until no other process holds the file `lock`, and hold it within the block; None for no file."""
+def hold_gpu(lock: Path | None, *, is_shared: bool = False) -> Iterator[None]:
+    """Wait until no other process holds the file `lock`, and hold it within the block; None for no file.
+
+    With `is_shared`, other processes that share the lock may hold it at the same time, for work that would disturb the
+    timings of others.
+    """
     if lock is None:
         yield
         return
     with lock.open("w") as file:
-        fcntl.flock(file, fcntl.LOCK_EX)
+        fcntl.flock(file, fcntl.LOCK_SH if is_shared else fcntl.LOCK_EX)
         try:
             yield
         finally:  # processes that were forked within the block have the file open still

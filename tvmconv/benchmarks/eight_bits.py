@@ -9,6 +9,10 @@ in float16 and in each 8-bit dtype for the same time, all channels last and with
 scale each output channel. The log is DIR/eight-bits.jsonl, so that the same command continues. The fastest kernels,
 cuDNN's fastest algorithms in float16 and, for filters of one tap, cuBLAS's 8-bit products are then timed in turn. After
 each layer, its line is printed, and DIR/eight-bits.md and eight-bits.json have all layers so far.
+
+With --archive or --configs there is no search: kernels come from archives of `bench prebuild build`, and from lists of
+`bench prebuild list`, which are compiled meanwhile. Several processes may then share a GPU by the variable
+TVMCONV_GPU_LOCK: all prepare operands and compile, and one measures at a time.
 """
 
 from __future__ import annotations
@@ -26,14 +30,15 @@ from typing import Any
 from tvmconv.baselines.base import require_gpu
 from tvmconv.baselines.cudnn import CudnnPickThread
 from tvmconv.baselines.torch_calls import list_calls_in_layout
+from tvmconv.benchmarks.build_ahead import AheadBuilder
 from tvmconv.benchmarks.common import add_device, add_output, find_device, write_report
 from tvmconv.benchmarks.layouts import ROUND_SECONDS, Clock, list_layers, search_layout
-from tvmconv.benchmarks.prebuild import ArchivedKernel, measure_kernels, read_archives, select_fastest
+from tvmconv.benchmarks.prebuild import identify, measure_kernels, read_archives, read_configs, select_fastest
 from tvmconv.cli import options, output
 from tvmconv.cli.errors import UsageError
 from tvmconv.cli.progress import progress_line
 from tvmconv.compiler.executable import Executable
-from tvmconv.devices import Device
+from tvmconv.devices import Device, sharing
 from tvmconv.errors import Error
 from tvmconv.experiments.provenance import describe_provenance
 from tvmconv.experiments.run import exceeds_cache
@@ -89,6 +94,10 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     options.add_option(parser, "--seconds", "S", text, type=options.parse_positive, default=3.0)
     text = "Archives (.zip) of bench prebuild build to take kernels from, without a search."
     parser.add_argument("--archive", nargs="+", type=Path, metavar="FILE", help=text)
+    text = "Lists of bench prebuild list, whose kernels are compiled while others are measured, without a search."
+    parser.add_argument("--configs", nargs="+", type=Path, metavar="FILE", help=text)
+    text = "Number of processes that compile the kernels of --configs"
+    options.add_option(parser, "--workers", "N", text, type=options.parse_workers, default=4)
     text = "Suite (.json) to write the workloads of all dtypes to for bench prebuild build, without measurements."
     parser.add_argument("--write-suite", type=Path, metavar="FILE", help=text)
     add_device(parser)
@@ -184,21 +193,8 @@ def measure_layers(
     The worker processes of the searches start once. Archives need no search.
     """
     log = args.out / f"{SECTION}.jsonl"
-    if args.archive:
-        kernels, archive_log = read_archives(args.archive, device), Log(log)
-        problems, variants = ProblemPrefetcher(), [make_variant(w, text) for w in layers for text in (FLOAT16, *names)]
-        for number, w in enumerate(layers, 1):
-            times = EightBitTimes(make_variant(w, FLOAT16).text)
-            with ExitStack() as stack:
-                candidates = dict[str, list[Candidate]]()
-                for text in (FLOAT16, *names):
-                    try:
-                        candidates[text] = list_archived(make_variant(w, text), kernels, device, archive_log, problems)
-                    except Error as error:
-                        times.failures.append(f"{text}: {error}")
-                for variant in variants[number * (1 + len(names)) :][: 1 + len(names)]:  # of the next convolution
-                    problems.prefetch(variant, VERIFY)
-                yield measure_layer(times, candidates, names, device, f"{number} of {len(layers)}, {w.text}, ", stack)
+    if args.archive or args.configs:
+        yield from _measure_prepared(layers, names, device, args, Log(log))
         return
     workloads: dict[Workload, float] = {make_variant(w, text): 1.0 for w in layers for text in (FLOAT16, *names)}
     tune_options = TuneOptions(seconds=args.seconds, log=log, measure_baseline=False)
@@ -217,20 +213,53 @@ def measure_layers(
                 yield measure_layer(times, candidates, names, device, f"{number} of {len(layers)}, {w.text}, ", stack)
 
 
-def list_archived(
+def _measure_prepared(
+    layers: Sequence[Conv], names: Sequence[str], device: Device, args: argparse.Namespace, log: Log
+) -> Iterator[EightBitTimes]:
+    """Yield the times of each convolution with the kernels of archives and lists, without a search."""
+    problems, texts = ProblemPrefetcher(), (FLOAT16, *names)
+    variants = [make_variant(w, text) for w in layers for text in texts]
+    with closing(make_builder(args, variants, device)) as builder:
+        for number, w in enumerate(layers, 1):
+            times, candidates = EightBitTimes(make_variant(w, FLOAT16).text), dict[str, list[Candidate]]()
+            with ExitStack() as stack:
+                for text in texts:
+                    try:
+                        candidates[text] = list_prepared(make_variant(w, text), builder, device, log, problems)
+                    except Error as error:
+                        times.failures.append(f"{text}: {error}")
+                for variant in variants[number * len(texts) :][: len(texts)]:  # of the next convolution
+                    problems.prefetch(variant, VERIFY)
+                with sharing.hold_gpu():
+                    measure_layer(times, candidates, names, device, f"{number} of {len(layers)}, {w.text}, ", stack)
+            yield times
+
+
+def make_builder(args: argparse.Namespace, workloads: Sequence[Conv], device: Device) -> AheadBuilder:
+    """Return the kernels of the archives, and processes that compile the listed configs in the workloads' order."""
+    archived = read_archives(args.archive or [], device)
+    known = {identify(entry) for kernels in archived.values() for entry, _ in kernels}
+    listed = [entry for path in args.configs or [] for entry in read_configs(path) if identify(entry) not in known]
+    order = {w.text: number for number, w in enumerate(workloads)}
+    entries = sorted((e for e in listed if e["workload"] in order), key=lambda e: order[e["workload"]])
+    return AheadBuilder(entries, archived, args.workers)
+
+
+def list_prepared(
     w: Conv,
-    kernels: Mapping[str, Sequence[ArchivedKernel]],
+    builder: AheadBuilder,
     device: Device,
     log: Log,
     problems: ProblemPrefetcher,
 ) -> list[Candidate]:
-    """Verify and time the archived kernels of a convolution, and return the clocks of the fastest ones."""
-    problem = problems.get(w, VERIFY)
-    with closing(device.create_benchmark(problem.inputs, problem.expected_output)) as benchmark:
-        records = measure_kernels(w, kernels.get(w.text, ()), device, benchmark, log)
-    fastest = select_fastest(records, kernels.get(w.text, ()), NUM_FINALISTS)
+    """Verify and time the kernels of a convolution, and return the clocks of the fastest ones."""
+    problem, kernels = problems.get(w, VERIFY), builder.get_kernels(w)
+    inputs, expected_output = problem.inputs, problem.expected_output  # which take a while, and no GPU
+    with sharing.hold_gpu(), closing(device.create_benchmark(inputs, expected_output)) as benchmark:
+        records = measure_kernels(w, kernels, device, benchmark, log)
+    fastest = select_fastest(records, kernels, NUM_FINALISTS)
     if not fastest:
-        raise Error("no kernel of the archives is right")
+        raise Error("no kernel is right")
     cold = exceeds_cache(make_variant(w, FLOAT16), device)
 
     def make_clock(executable: Executable) -> Clock:

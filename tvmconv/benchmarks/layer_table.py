@@ -3,14 +3,15 @@
     tvmconv bench layer-table results/*-tuned.json
     tvmconv bench layer-table results/grouped-tuned.json --section grouped --update-page docs/backward.md
     tvmconv bench layer-table tuning_logs/*/gradients/*.json.gz --summary
-    tvmconv bench layer-table tuning_logs/nvidia-h200/batches/*.json.gz --networks --section networks-of-layers
+    tvmconv bench layer-table tuning_logs/*/gradients/*.json.gz --networks tuning_logs/gradient-networks.json
 
 The table has the times of the tuned kernel and of each library, their shares of the physical limit, the speed-ups, and
 in its last line the geometric means. A workload of several files has the times of the newest run: that of the latest
 date, and on one date that of the largest number at the end of the file's name. If files are of several devices, a
 column names the device of each time. With --summary, the table has a line for each kind of layers, which is the name
 of its files without the word with which all begin, and without their numbers. With --networks, it has a line for each
-network: the name of a layer up to its first point, such as `resnet50-b8`.
+network of a suite whose layers are named NETWORK.NUMBER or NETWORK.NUMBER.GRADIENT. Times are those of the measured
+layers, each as often as the network has it, and their share is that of the limits of all layers.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ from __future__ import annotations
 import argparse
 import re
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 from tvmconv.benchmarks.common import show
@@ -26,10 +28,12 @@ from tvmconv.cli.errors import UsageError
 from tvmconv.experiments.results import TUNED, Result
 from tvmconv.experiments.sweep import Sweep
 from tvmconv.reports.library_comparison import format_mean, list_compared_names, make_comparison_table
-from tvmconv.reports.tables import EMPTY_CELL, Table, format_optional
-from tvmconv.workloads import Workload
+from tvmconv.reports.tables import EMPTY_CELL, Table, format_micros, format_optional, sum_seconds
+from tvmconv.workloads import Layer, Workload
+from tvmconv.workloads.suites import read_suite
 
 SECTION = "layers"
+NETWORKS_LEGEND = "Sums over the measured layers, each as often as the network has it, in its newest run."
 DEVICE = "device"  # column of a table of several devices
 
 
@@ -40,7 +44,8 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--section", default=SECTION, metavar="NAME", help=text)
     lines = parser.add_mutually_exclusive_group()
     lines.add_argument("--summary", action="store_true", help="Print a line for each kind of layers.")
-    lines.add_argument("--networks", action="store_true", help="Print a line for each network.")
+    text = "Print a line for each network of this suite."
+    lines.add_argument("--networks", type=Path, metavar="FILE", help=text)
     options.add_page(parser)
 
 
@@ -52,10 +57,11 @@ def run(args: argparse.Namespace) -> int:
             raise UsageError(
                 f"{file} has no tuned kernels: expected a file NAME-tuned.json of tvmconv bench tune-suite"
             )
-    if args.summary or args.networks:
-        kinds = group_by_network(sweeps) if args.networks else group_by_kind(sweeps)
-        name = "network" if args.networks else "kind"
-        table, legend = make_summary_table(kinds, name), "Geometric means of the newest run of each layer."
+    if args.summary:
+        table, legend = make_summary_table(sweeps), "Geometric means of the newest run of each layer."
+    elif args.networks:
+        results = {result.workload: result for sweep in keep_newest(sweeps) for result in sweep.results}
+        table, legend = make_networks_table(results, read_suite(args.networks)), NETWORKS_LEGEND
     else:
         newest = keep_newest(sweeps)
         provenance = "\n\n".join(dict.fromkeys(sweep.provenance for sweep in newest))
@@ -106,39 +112,59 @@ def make_layer_table(sweeps: Sequence[Sweep]) -> Table:
     return Table([*table.headers, DEVICE], rows, {*table.left_aligned, DEVICE})
 
 
-def group_by_kind(sweeps: dict[Path, Sweep]) -> dict[str, list[Result]]:
-    """Return the newest results of each kind of layers."""
+def make_summary_table(sweeps: dict[Path, Sweep]) -> Table:
+    """Return a table with one row for each kind of layers: their number, and the speed-ups over each library."""
     kinds: dict[str, dict[Path, Sweep]] = {}
     for file, sweep in sweeps.items():
         kinds.setdefault(_split_name(file)[0], {})[file] = sweep
     words = {kind.partition("-")[0] for kind in kinds}
     prefix = f"{words.pop()}-" if len(words) == 1 else ""
-    return {
-        kind.removeprefix(prefix): [result for sweep in keep_newest(files) for result in sweep.results]
-        for kind, files in kinds.items()
-    }
-
-
-def group_by_network(sweeps: dict[Path, Sweep]) -> dict[str, list[Result]]:
-    """Return the newest results of the layers of each network."""
-    networks: dict[str, list[Result]] = {}
-    for sweep in keep_newest(sweeps):
-        for label, result in sweep.labeled_results:
-            networks.setdefault(label.partition(".")[0], []).append(result)
-    return networks
-
-
-def make_summary_table(kinds: Mapping[str, Sequence[Result]], header: str) -> Table:
-    """Return a table with one row for each kind of layers: their number, and the speed-ups over each library."""
-    sweeps = [Sweep(SECTION, [str(n) for n in range(len(results))], [*results], "") for results in kinds.values()]
-    names = dict.fromkeys(name for sweep in sweeps for name in list_compared_names(sweep))
+    names = dict.fromkeys(name for sweep in sweeps.values() for name in list_compared_names(sweep))
     rows = []
-    for kind, results in sorted(kinds.items()):
-        row = [kind, str(len(results))]
+    for kind, files in sorted(kinds.items()):
+        results = [result for sweep in keep_newest(files) for result in sweep.results]
+        row = [kind.removeprefix(prefix), str(len(results))]
         for name in names:
             speedups = [result.compute_speedup(TUNED, name) for result in results]
             known = [speedup for speedup in speedups if speedup]
             row += [format_mean(speedups), format_optional(min(known, default=None)), str(sum(s < 1 for s in known))]
         rows.append(row)
     headers = [header for name in names for header in (f"× {name}", "least", f"slower than {name}")]
-    return Table([header, "layers", *headers], rows, {header})
+    return Table(["kind", "layers", *headers], rows, {"kind"})
+
+
+def make_networks_table(results: Mapping[Workload, Result], layers: Sequence[Layer]) -> Table:
+    """Return a table with one row for each network: how much of it was measured, its times, and the speed-ups."""
+    networks: dict[str, list[Layer]] = {}
+    for layer in layers:
+        networks.setdefault(re.sub(r"\.\d+(\.[a-z]+)?$", "", layer.name), []).append(layer)
+    names = dict.fromkeys(row.name for result in results.values() for row in result.rows if row.name != TUNED)
+    rows = []
+    for network, own_layers in networks.items():
+        measured = [(layer, results[layer.workload]) for layer in own_layers if layer.workload in results]
+        limits = {layer.name: layer.count * _find_limit(layer.workload, results) for layer in own_layers}
+        share = sum(limits[layer.name] for layer, _ in measured) / sum(limits.values())
+        row = [network, str(len(own_layers)), str(len(measured)), f"{share:.0%}"]
+        counts = [layer.count for layer, _ in measured]
+        seconds = {
+            name: sum_seconds([result.seconds.get(name) for _, result in measured], counts) for name in (TUNED, *names)
+        }
+        tuned_seconds = seconds[TUNED]
+        row.append(format_micros(tuned_seconds))
+        for name in names:
+            speedups = [result.compute_speedup(TUNED, name) for _, result in measured]
+            known, library_seconds = [speedup for speedup in speedups if speedup], seconds[name]
+            ratio = library_seconds / tuned_seconds if library_seconds and tuned_seconds else None
+            row += [format_micros(library_seconds), format_optional(ratio), format_mean(speedups)]
+            row += [format_optional(min(known, default=None)), str(sum(s < 1 for s in known))]
+        rows.append(row)
+    headers = ["network", "layers", "measured", "of the limits", f"{TUNED} [µs]"]
+    for name in names:
+        headers += [f"{name} [µs]", f"{name} / {TUNED}", "geometric mean", "least", f"slower than {name}"]
+    return Table(headers, rows, {"network"})
+
+
+def _find_limit(workload: Workload, results: Mapping[Workload, Result]) -> float:
+    """Return the `Result.limit_seconds` of a workload on the device of the results; zero if unknown."""
+    own = results.get(workload) or replace(next(iter(results.values())), workload=workload, rows=())
+    return own.limit_seconds or 0.0

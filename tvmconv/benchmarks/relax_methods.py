@@ -50,6 +50,7 @@ class NetworkCase:
     device: str = "cuda:0"
     is_profiled: bool = False
     metaschedule_strategy: str = "evolutionary"
+    metaschedule_folder: str = ""  # with a folder of candidates and times for each case
 
     @property
     def name(self) -> str:
@@ -322,23 +323,33 @@ def _prepare_tvm(worker: Worker, *, is_channels_last: bool = False) -> Prepared:
     return _prepare_executable(worker, tvm.compile(module, worker.device.make_target()), {})
 
 
+def get_metaschedule_module(worker: Worker) -> Any:
+    """Return the module that MetaSchedule tunes, channels last in float16 for tensor cores."""
+    return worker.channels_last_module if worker.case.dtype == "f16" else worker.module
+
+
 def _prepare_metaschedule(worker: Worker) -> Prepared:
     from tvmconv.baselines import metaschedule_model
 
-    module = worker.channels_last_module if worker.case.dtype == "f16" else worker.module
+    module = get_metaschedule_module(worker)
     log = Path(worker.case.log).with_name(f"{worker.case.name}-metaschedule.log")
-    with tempfile.TemporaryDirectory() as folder:
-        is_random = worker.case.metaschedule_strategy == metaschedule_model.STRATEGIES[1]
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(worker.case.metaschedule_folder or name) / worker.case.name
+        folder.mkdir(parents=True, exist_ok=True)
+        is_random = (
+            bool(worker.case.metaschedule_folder)
+            or worker.case.metaschedule_strategy == metaschedule_model.STRATEGIES[1]
+        )
         search = metaschedule_model.sample_module if is_random else metaschedule_model.tune_module
         result = search(
             module,
             worker.device,
-            Path(folder),
+            folder,
             log=log,
             seconds=worker.case.metaschedule_seconds,
             use_gpu=worker.use_gpu,
         )
-        executable = metaschedule_model.compile_module(module, worker.device, Path(folder))
+        executable = metaschedule_model.compile_module(module, worker.device, folder)
         return _prepare_executable(worker, executable, asdict(result))
 
 

@@ -57,6 +57,8 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     options.add_option(parser, "--metaschedule-seconds", "S", text, type=options.parse_positive, default=600.0)
     text = "MetaSchedule's choice of candidates: its default, or random ones, which takes far less processor time"
     options.add_option(parser, "--metaschedule-strategy", None, text, choices=STRATEGIES, default=STRATEGIES[0])
+    text = "Folder with random candidates of bench metaschedule-candidates, which MetaSchedule times"
+    options.add_option(parser, "--metaschedule-folder", "DIR", text, default="")
     text = "Time limit of each method in seconds, without the import of the network and the wait for the GPU"
     options.add_option(parser, "--limit", "S", text, type=options.parse_positive, default=900.0)
     options.add_option(parser, "--jobs", "N", "Number of worker processes", type=options.parse_count, default=1)
@@ -104,6 +106,7 @@ def _list_cases(args: argparse.Namespace, device: str) -> list[NetworkCase]:
             device=device,
             is_profiled=args.kernels,
             metaschedule_strategy=args.metaschedule_strategy,
+            metaschedule_folder=args.metaschedule_folder,
         )
         for dtype, network, batch in itertools.product(args.dtype or ["f16"], args.networks, args.batch or [1])
     ]
@@ -159,7 +162,7 @@ def _format_row(row: MethodRow, tvm_seconds: float | None) -> tuple[str, ...]:
 
 def _run_case(result: _CaseResult, limit: float, num_workers: int = 1) -> _CaseResult:
     """Run the methods of a case in worker processes; a new process follows one that a method has ended."""
-    threads = {THREADS_VARIABLE: str(max((os.cpu_count() or 1) // num_workers, 1))}
+    threads = {THREADS_VARIABLE: str(max(len(os.sched_getaffinity(0)) // num_workers, 1))}
     remaining = list(result.case.methods)
     while remaining:
         with _start_worker(replace(result.case, methods=tuple(remaining)), result.case, threads) as process:

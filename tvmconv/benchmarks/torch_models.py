@@ -10,7 +10,8 @@ of the optimization from the log.
 Times are those of CUDA graphs, and of eager calls with the host's time included. Outputs are compared with the
 network's in float64.
 After each timing, DIR/torch-NAME.json and .md have all results so far, with the kernel of each layer; the log is
-DIR/torch.jsonl.
+DIR/torch.jsonl. With --gpu-lock, several commands share a GPU: they compile their unchanged networks at the same time,
+and then have the GPU one after another.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from tvmconv import devices
-from tvmconv.benchmarks.common import add_device, add_output, find_device, report, write_report
+from tvmconv.benchmarks.common import add_device, add_gpu_lock, add_output, find_device, hold_gpu, report, write_report
 from tvmconv.cli import options
 from tvmconv.cli.errors import UsageError, print_note
 from tvmconv.cli.progress import progress_line
@@ -45,6 +46,7 @@ OWN_NETWORKS = {
     "mobilenetv4_conv_medium": (3, 256, 256),
 }
 IMAGE = (3, 224, 224)  # input of torchvision's networks
+TIMM_PREFIX = "timm:"  # of names of timm's networks
 EAGER, OURS, FROM_LOG = "PyTorch", "tvmconv", "tvmconv, from the log"
 BY_BACKEND = "tvmconv, compiled (backend)"
 QUANTIZED_DTYPES = (dtypes.FLOAT8_E4M3.text, dtypes.INT8.text)
@@ -77,7 +79,8 @@ class NetworkResult:
     @property
     def title(self) -> str:
         """Return the name of the files."""
-        return "-".join(["torch", self.name, self.dtype, *([f"b{self.batch}"] if self.batch > 1 else [])])
+        parts = ["torch", *self.name.split(":"), self.dtype]
+        return "-".join([*parts, *([f"b{self.batch}"] if self.batch > 1 else [])])
 
     def describe(self) -> tuple[list[Table], list[str], dict[str, Any]]:
         """Return the tables, the notes below them, and the data for JSON."""
@@ -93,7 +96,7 @@ class NetworkResult:
 
 def add_options(parser: argparse.ArgumentParser) -> None:
     """Add the options of the benchmark."""
-    text = f"Networks of torchvision, or {', '.join(OWN_NETWORKS)}."
+    text = f"Networks of torchvision, {TIMM_PREFIX}NAME for those of timm, or {', '.join(OWN_NETWORKS)}."
     parser.add_argument("networks", nargs="+", metavar="NAME", help=text)
     options.add_option(parser, "--dtype", None, "Dtype", choices=dtypes.MODEL_DTYPES_BY_TEXT, default="f16")
     options.add_option(parser, "--batch", "N", "Batch size", type=options.parse_count, default=1)
@@ -109,6 +112,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     options.add_option(parser, "--layout", None, "Memory format", choices=LAYOUTS, default=LAYOUTS[0])
     text = "Time the unchanged network in the memory format of --layout alone."
     parser.add_argument("--one-layout", action="store_true", help=text)
+    add_gpu_lock(parser)
     add_device(parser)
     add_output(parser)
 
@@ -178,59 +182,80 @@ def _measure(result: NetworkResult, device: Device, args: argparse.Namespace) ->
     with torch.no_grad():
         expected = copy.deepcopy(model).double()(x[:1].double())
 
-    def time_network(label: str, network: Callable[[Any], Any], started_at: float | None = None) -> NetworkTiming:
+    def time_network(label: str, network: Callable[[Any], Any], made: float = 0.0) -> NetworkTiming:
         with torch.no_grad():
             error = _compute_error(network(x)[:1], expected)
-            made = time.perf_counter() - started_at if started_at is not None else 0.0
             graph = time_call(lambda: network(x), torch_device)
             eager = time_wall_clock(lambda: network(x), make_waiter(torch_device))
         print_note(f"{name}, {label}: {graph * 1e6:.0f} µs in a graph, {eager * 1e6:.0f} µs eager, error {error:.1e}")
         return NetworkTiming(label, graph, eager, made, error)
 
-    def time_compiled(label: str, network: Any, **how: Any) -> None:
+    def compile_network(network: Any, **how: Any) -> tuple[Any, float]:
         started_at = time.perf_counter()
+        compiled = torch.compile(network, **how)
+        with torch.no_grad():
+            compiled(x)
+        return compiled, time.perf_counter() - started_at
+
+    def time_compiled(label: str, network: Any, **how: Any) -> None:
         torch._dynamo.reset()
-        result.timings.append(time_network(label, torch.compile(network, **how), started_at))
+        result.timings.append(time_network(label, *compile_network(network, **how)))
 
     def time_optimized(label: str, **how: Any) -> Any:
         started_at = time.perf_counter()
         optimized = tvmconv.torch.optimize(model, x, seconds=args.seconds, log=log, device=device.text, **how)
-        result.timings.append(time_network(label, optimized, started_at))
+        result.timings.append(time_network(label, optimized, time.perf_counter() - started_at))
         return optimized
 
-    for layout in sorted(LAYOUTS, key=args.layout.__eq__):  # the last layout is that of all later timings
+    def set_layout(layout: str) -> None:
+        nonlocal x, model
         channels_last = {4: torch.channels_last, 5: torch.channels_last_3d}.get(x.dim(), torch.contiguous_format)
         memory_format = channels_last if layout == "channels_last" else torch.contiguous_format
         x, model = x.contiguous(memory_format=memory_format), model.to(memory_format=memory_format)
-        if args.one_layout and layout != args.layout:
-            continue
-        label = EAGER if layout == args.layout else f"{EAGER}, {layout}"
-        result.timings.insert(0, time_network(label, model))
-    yield
-    for mode in [*args.compile, *args.compile_unchanged]:
-        time_compiled(f"{EAGER}, compiled ({mode})", model, mode=mode)
+
+    modes = {f"{EAGER}, compiled ({mode})": mode for mode in [*args.compile, *args.compile_unchanged]}
+    compiled_networks: dict[str, tuple[Any, float]] = {}
+    if args.gpu_lock:
+        set_layout(args.layout)
+        torch.backends.cudnn.benchmark = False
+        with hold_gpu(args.gpu_lock, is_shared=True):
+            compiled_networks = {label: compile_network(model, mode=mode) for label, mode in modes.items()}
+        torch.backends.cudnn.benchmark = True
+    with hold_gpu(args.gpu_lock):
+        for layout in sorted(LAYOUTS, key=args.layout.__eq__):  # the last layout is that of all later timings
+            if args.one_layout and layout != args.layout:
+                continue
+            set_layout(layout)
+            label = EAGER if layout == args.layout else f"{EAGER}, {layout}"
+            result.timings.insert(0, time_network(label, model))
         yield
-    file = args.out / "torch.jsonl"
-    log = file if args.seconds or file.exists() else None
-    with progress_line(f"{name}: ") as show:
-        optimized = time_optimized(OURS, progress=show)
-    result.reports[result.dtype] = optimized.report()
-    yield
-    for text in args.quantize:
-        with progress_line(f"{name}, {text}: ") as show:
-            quantized = time_optimized(f"{OURS}, {text}", dtype=text, calibrate=[x], progress=show)
-        result.reports[text] = quantized.report()
+        for label, mode in modes.items():
+            if label in compiled_networks:
+                result.timings.append(time_network(label, *compiled_networks[label]))
+            else:
+                time_compiled(label, model, mode=mode)
+            yield
+        file = args.out / "torch.jsonl"
+        log = file if args.seconds or file.exists() else None
+        with progress_line(f"{name}: ") as show:
+            optimized = time_optimized(OURS, progress=show)
+        result.reports[result.dtype] = optimized.report()
         yield
-    if log and log.exists() and not args.quantize:
-        time_optimized(FROM_LOG)
-        yield
-    for mode in args.compile:
-        time_compiled(f"{OURS}, compiled ({mode})", optimized, mode=mode)
-        yield
-    if args.backend:
-        how = functools.partial(backend, options={"seconds": args.seconds, "log": log})
-        time_compiled(BY_BACKEND, model, backend=how)
-        yield
+        for text in args.quantize:
+            with progress_line(f"{name}, {text}: ") as show:
+                quantized = time_optimized(f"{OURS}, {text}", dtype=text, calibrate=[x], progress=show)
+            result.reports[text] = quantized.report()
+            yield
+        if log and log.exists() and not args.quantize:
+            time_optimized(FROM_LOG)
+            yield
+        for mode in args.compile:
+            time_compiled(f"{OURS}, compiled ({mode})", optimized, mode=mode)
+            yield
+        if args.backend:
+            how = functools.partial(backend, options={"seconds": args.seconds, "log": log})
+            time_compiled(BY_BACKEND, model, backend=how)
+            yield
 
 
 def make_network(name: str) -> tuple[Any, tuple[int, ...]]:
@@ -239,12 +264,17 @@ def make_network(name: str) -> tuple[Any, tuple[int, ...]]:
         from tvmconv.benchmarks import torch_networks
 
         return getattr(torch_networks, name)(), OWN_NETWORKS[name]
+    if name.startswith(TIMM_PREFIX):
+        import timm
+
+        model = timm.create_model(name.removeprefix(TIMM_PREFIX), pretrained=False)
+        return model, tuple(model.default_cfg["input_size"])
     import torchvision
 
     try:
         return torchvision.models.get_model(name, weights=None), IMAGE
     except ValueError as error:
-        networks = f"one of torchvision, or {', '.join(OWN_NETWORKS)}"
+        networks = f"one of torchvision, {TIMM_PREFIX}NAME, or {', '.join(OWN_NETWORKS)}"
         raise UsageError(f"no network {name}: expected {networks}") from error
 
 

@@ -14,9 +14,9 @@ CUDA graph.
 The unchanged network and the optimized one come first, then the backend, PyTorch's compilations, and those of the
 optimized network. Results are written each time, so that an interruption of a long compilation loses nothing.
 
-With --gpu-lock, several commands share a GPU. Each one compiles the unchanged network first, which takes processors
-and runs a single step on the GPU. It then waits for the lock, which it holds until its end, so that searches and
-timings follow one another.
+With --gpu-lock, several commands share a GPU. All of them first compile their unchanged networks at the same time, as
+compilers time kernels, too. Each one then has the GPU for itself until its end, so that searches and timings follow one
+another.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ from tvmconv.cli.progress import progress_line
 from tvmconv.experiments.provenance import describe_provenance
 from tvmconv.reports.tables import EMPTY_CELL, Table, format_micros, format_significant, make_table
 
-PYTORCH, OURS = "PyTorch", "tvmconv"
+PYTORCH, OURS, OURS_FUSED = "PyTorch", "tvmconv", "tvmconv, fused"
 BY_BACKEND = "tvmconv, compiled (backend)"
 BY_EAGER_BACKEND = "tvmconv, compiled (backend, eager)"
 DTYPES = {"f16": "float16", "bf16": "bfloat16", "f32": "float32", "tf32": "float32"}
@@ -116,6 +116,8 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--backend", action="store_true", help="Compile with the backend tvmconv as well.")
     text = "Use the backend tvmconv without a compiler for the rest of the graph as well"
     parser.add_argument("--backend-eager", action="store_true", help=f"{text}.")
+    text = "Optimize with operators for normalizations and element-wise operations as well"
+    parser.add_argument("--fused", action="store_true", help=f"{text}.")
     text = "Number of kernels to list for each variant"
     options.add_option(parser, "--kernels", "N", text, type=options.parse_count)
     layouts = ("channels_last", "contiguous")
@@ -232,7 +234,7 @@ def _measure(name: str, args: argparse.Namespace) -> Iterator[tuple[list[dict[st
     modes = {f"{PYTORCH}, compiled ({mode})": mode for mode in args.compile}
     compiled: dict[str, StepVariant] = {}
     if args.gpu_lock:
-        with _without_cudnn_benchmark():
+        with hold_gpu(args.gpu_lock, is_shared=True), _without_cudnn_benchmark():
             compiled = {label: compile_network(label, model, mode=mode) for label, mode in modes.items()}
         torch.cuda.empty_cache()
     with hold_gpu(args.gpu_lock):
@@ -242,9 +244,10 @@ def _measure(name: str, args: argparse.Namespace) -> Iterator[tuple[list[dict[st
             tuning: dict[str, Any] = {"seconds": args.seconds, "log": args.out / "torch-training.jsonl"}
             if args.seconds is None and not tuning["log"].exists():
                 tuning["log"] = None
+            tuning["fused"] = args.fused
             optimized = tvmconv.torch.optimize(copy.deepcopy(model), images, train=True, progress=show, **tuning)
         layers = tvmconv.torch.get_training_report(optimized)
-        add(make(OURS, optimized, started_at))
+        add(make(OURS_FUSED if args.fused else OURS, optimized, started_at))
         yield _time_in_turns(variants), layers
         log = tuning["log"] if tuning["log"] and tuning["log"].exists() else None  # none if no kernel was timed
         backend, eager_backend = (

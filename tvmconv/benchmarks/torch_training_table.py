@@ -1,6 +1,6 @@
 """Make a table of training steps of PyTorch models, one line each, from the results of `tvmconv bench torch-training`.
 
-tvmconv bench torch-training-table tuning_logs/*/torch-training/*.json.gz --update-page docs/torch.md
+tvmconv bench torch-training-table tuning_logs/*/torch-training/*.json.gz --update-page docs/torch-training.md
 """
 
 from __future__ import annotations
@@ -19,14 +19,16 @@ from tvmconv.reports.tables import EMPTY_CELL, Table, format_micros, format_sign
 
 SECTION = "torch-training"
 HEADERS = (
-    *("network", "dtype", "batch", "PyTorch [µs]", "compiled [µs]", "tvmconv [µs]", "compiled [µs] "),
+    *("network", "dtype", "batch", "PyTorch [µs]", "compiled [µs]", "tvmconv [µs]", "as a graph [µs]"),
     *("× PyTorch", "made in [s]", "compiled in [s]", "PyTorch's in [s]"),
 )
 LEGEND = (
     "Microseconds per step in a CUDA graph: of PyTorch, eager and under `torch.compile`; of the network that "
-    "`optimize(train=True)` returns, and under the backend `tvmconv`, or of that network under `torch.compile`. "
+    "`optimize(train=True)` returns; of the same with `fused=True`, under the backend `tvmconv`, or under "
+    "`torch.compile`, whichever is faster. "
     "*× PyTorch*: the better time of PyTorch divided by the better time of tvmconv. *Made in*, *compiled in*: seconds "
-    "of `optimize`, and of both compilations. Each line is one run."
+    "of `optimize`, and of both compilations; with `fused=True`, the second are those of `optimize`. Each line is one "
+    "run."
 )
 
 
@@ -59,10 +61,11 @@ def make_training_table(results: Sequence[Mapping[str, Any]]) -> Table:
         fastest: list[Mapping[str, Any] | None] = []
         for name in (PYTORCH, OURS):
             compiled = [each for key, each in timed.items() if key.startswith(f"{name}, ") and each["graph"]]
-            fastest += [timed[name] if timed[name]["graph"] else None, min(compiled, key=_get_graph, default=None)]
+            plain = timed.get(name)
+            fastest += [plain if plain and plain["graph"] else None, min(compiled, key=_get_graph, default=None)]
         pytorch, tvmconv = ([each["graph"] for each in pair if each] for pair in (fastest[:2], fastest[2:]))
         speedups.append(min(pytorch) / min(tvmconv))
-        made = [timed[OURS]["made"], *(each["made"] if each else None for each in (fastest[3], fastest[1]))]
+        made = [each["made"] if each else None for each in (timed.get(OURS), fastest[3], fastest[1])]
         lines.append(
             (
                 *(result["network"], result["dtype"], str(result["batch"])),

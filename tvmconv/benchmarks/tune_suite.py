@@ -47,7 +47,7 @@ from tvmconv.cli.progress import progress_line
 from tvmconv.cli.tune import add_search_options, assign_schedules, describe_phases, make_results_table, search_all
 from tvmconv.cost_model.model import cost_model_for
 from tvmconv.cost_model.similarity import layer_key
-from tvmconv.devices import Device
+from tvmconv.devices import Device, sharing
 from tvmconv.errors import Error
 from tvmconv.experiments.preparation import PreparedExperiment
 from tvmconv.experiments.results import PREDICTED, TUNED, UNTUNED, Result, ResultRow
@@ -72,7 +72,7 @@ COMPARED = {
 }
 TIMING_SECONDS = 0.15  # time for each kernel in the comparison, all rounds included
 NUM_LANE_FINALISTS = 2  # final timings of a lane, during which the other lanes wait for the GPU
-NUM_AHEAD = 3  # layers whose inputs and references are computed while another layer is measured
+NUM_AHEAD = 6  # layers whose inputs and references are computed while another layer is measured
 NUM_IDLE_PROCESSORS = 2  # of those that compile kernels, with --configs; they compute inputs and references
 MAX_DEVIATION = 0.10  # relative deviation from the log's final timing above which a kernel is timed again
 
@@ -216,7 +216,9 @@ def _build_ahead(
     def complete(experiment: PreparedExperiment) -> None:
         problem = experiment.problem
         try:
-            kernel: Kernel | Error = find_fastest(problem, builder.get_kernels(problem.workload), device, log)
+            kernels = builder.get_kernels(problem.workload)
+            with sharing.hold_gpu():
+                kernel: Kernel | Error = find_fastest(problem, kernels, device, log)
         except Error as error:
             kernel = error
         experiment.add_kernel(TUNED, kernel)

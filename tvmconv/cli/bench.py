@@ -26,6 +26,7 @@ BENCHMARKS = {
     "epilogue-cost": "time the fastest kernels of logs with and without epilogues",
     "torch-models": "time whole PyTorch models with PyTorch's kernels and with tvmconv's",
     "relax-models": "time whole networks that TVM compiles, with TVM's kernels and with tvmconv's",
+    "metaschedule-candidates": "build MetaSchedule's random candidates of networks for relax-models, without a GPU",
     "torch-training": "time a training step of PyTorch models with PyTorch's kernels and with tvmconv's",
     "torch-overhead": "time what one call of the PyTorch operator costs the host",
     "layouts": "compare convolutions channels first with channels last, ours and cuDNN's",
@@ -43,7 +44,7 @@ BENCHMARKS = {
     "relax-table": "make a table of the results of relax-models",
 }
 
-_WITHOUT_TABLE = {"tvmconv.benchmarks.prebuild"}
+_WITHOUT_TABLE = {"tvmconv.benchmarks.prebuild", "tvmconv.benchmarks.metaschedule_candidates"}
 
 
 class BenchmarkParser(CommandParser):

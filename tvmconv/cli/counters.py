@@ -11,14 +11,12 @@ from __future__ import annotations
 
 import argparse
 import itertools
-import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
 from tvmconv import devices, workloads
-from tvmconv.analysis.nsight import ncu
 from tvmconv.cli import options, output
 from tvmconv.cli.errors import UsageError
 from tvmconv.cli.progress import progress_line
@@ -57,7 +55,8 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     options.add_option(parser, "--from", "F", text, dest="files", type=Path, repeat=True)
     text = f"Measure utilization, traffic and stall reasons; the files are OPERATOR-{FILE_STEM}.json and .md."
     parser.add_argument("--stalls", action="store_true", help=text)
-    parser.add_argument("--launch-only", action="store_true", help=argparse.SUPPRESS)  # the command that ncu runs
+    text = "With --stalls, leave out what is counted from the code, which takes a minute for a large kernel."
+    parser.add_argument("--no-code", action="store_true", help=text)
     parser.add_argument("--recount", action="store_true", help="Build and count the kernels of --from again.")
     parser.add_argument("--all", action="store_true", help="Print every count of each kernel and each access.")
     output.add_table_options(parser, json_help="Print JSON, as in the file of -o.")
@@ -71,7 +70,7 @@ def run(args: argparse.Namespace) -> int:
     """Measure the counters or read them from files, then print and write them."""
     if args.recount and not args.files:
         raise UsageError("--recount needs --from FILE, the file of measured kernels to count again")
-    if args.stalls or args.launch_only:
+    if args.stalls:
         return _run_stalls(args)
     if args.files:
         try:
@@ -144,20 +143,17 @@ def _run_stalls(args: argparse.Namespace) -> int:
     if args.schedules == [TUNED] and not args.log:
         raise UsageError("--schedules tuned needs --log FILE, whose fastest kernel is measured")
     parsed_workloads, device = [workloads.parse(text) for text in args.workloads], options.find_target_device(args)
-
-    def build_kernels() -> Iterator[tuple[str, Kernel]]:
-        return iterate_kernels(parsed_workloads, args.schedules, device, args.log)
-
-    if args.launch_only:
-        for _, kernel in build_kernels():
-            kernel(*kernel.workload.inputs(seed=0))
-        return 0
-    words = ["counters", *_selection_words(args), "--stalls", "--device", device.text]
-    profiled = ncu.profile_command([sys.executable, "-m", "tvmconv", *words, "--launch-only"], {**METRICS, **STALLS})
     with options.report_fallbacks():
-        rows = [make_counters(name, kernel, _select_longest(kernel, profiled)) for name, kernel in build_kernels()]
-        if next(profiled, None) is not None:
-            raise DeviceError("ncu measured more launches than the kernels have")
+        kernels = list(iterate_kernels(parsed_workloads, args.schedules, device, args.log))
+    programs = [({"workload": kernel.workload.text}, kernel.executable) for _, kernel in kernels]
+    profiled = counter_comparison.profile_launches(programs, device, {**METRICS, **STALLS})
+    rows = [
+        make_counters(name, kernel, _select_longest(kernel, profiled), counts_code=not args.no_code)
+        for name, kernel in kernels
+    ]
+    if next(profiled, None) is not None:
+        raise DeviceError("ncu measured more launches than the kernels have")
+    words = ["counters", *_selection_words(args), "--stalls", *["--no-code"] * args.no_code, "--device", device.text]
     operators = dict.fromkeys(workload.operator for workload in parsed_workloads)
     note = describe_provenance(device, format_command(["tvmconv", *words]))
     return _show_stalls(args, KernelMetricsFile(f"{'-'.join(operators)}-{FILE_STEM}", note, rows))

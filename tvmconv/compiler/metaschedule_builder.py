@@ -9,18 +9,21 @@ both, and they stay. What they build is the same.
 from __future__ import annotations
 
 import multiprocessing
+import tempfile
 from concurrent.futures import Future, ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
 from multiprocessing import forkserver
+from pathlib import Path
 from typing import Any
 
 from tvm.ir.utils import derived_object
 from tvm.s_tir.meta_schedule.builder import BuilderInput, BuilderResult, PyBuilder
-from tvm.s_tir.meta_schedule.builder.local_builder import default_build, default_export
+from tvm.s_tir.meta_schedule.builder.local_builder import default_build
 
 from tvmconv.errors import describe_error
 
 TIMEOUT_SECONDS = 30.0  # of LocalBuilder
+LIBRARY_FILE = "candidate.so"
 _PRELOADED = ("tvmconv.compiler.preloaded_intrinsics", __name__)  # in the process from which the others are forked
 
 
@@ -74,5 +77,9 @@ class PersistentBuilder(PyBuilder):
 
 
 def build_candidate(mod: Any, target: Any) -> str:
-    """Build a candidate as MetaSchedule does, and return the path of the module's file."""
-    return str(default_export(default_build(mod, target, None)))
+    """Build a candidate as MetaSchedule does, and return the path of its library. MetaSchedule's runner would link an
+    archive of objects, which `default_export` writes, before it times the candidate.
+    """
+    path = Path(tempfile.mkdtemp()) / LIBRARY_FILE
+    default_build(mod, target, None).export_library(str(path), options=["-s"])  # without symbols of a debugger
+    return str(path)

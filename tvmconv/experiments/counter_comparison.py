@@ -136,6 +136,18 @@ def measure_counters(
     ]
 
 
+def profile_launches(
+    programs: Sequence[tuple[dict[str, Any], Executable]], device: Device, metrics: Mapping[str, str]
+) -> Iterator[dict[str, float]]:
+    """Launch each program once under ncu, on the inputs of its description's workload, and yield the metrics of each
+    launch. The process that launches them loads no compilers.
+    """
+    with tempfile.TemporaryDirectory() as folder:
+        archive_path = Path(folder) / "programs.zip"
+        kernel_archive.save_kernels(archive_path, programs)
+        yield from ncu.profile_command([sys.executable, "-m", __name__, str(archive_path), device.text], metrics)
+
+
 def recount(comparisons: Sequence[CounterComparison], arch: str) -> Iterator[CounterComparison]:
     """Build the kernels again for the GPU of the measurements, and yield these with the counts of this version."""
     counted_kernel = None

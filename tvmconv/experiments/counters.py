@@ -74,8 +74,9 @@ class Counters:
     outputs: int  # number of elements of the output
     metrics: Mapping[str, float]  # values that ncu measured, by the available names of `METRICS`
     stalls: Mapping[str, float]  # mean number of stalled warps per issued instruction, by the reasons of `STALLS`
-    code: Mapping[str, float]  # warp requests per 32 outputs of the busiest block, by `tvmconv.analysis.memory.traffic`
-    ratio: float | None  # floating-point operations per element read from global memory; None if none is read
+    # Warp requests per 32 outputs of the busiest block, by `tvmconv.analysis.memory.traffic`; empty if not counted.
+    code: Mapping[str, float]
+    ratio: float | None  # floating-point operations per element read from global memory; None: none, or not counted
 
     def __post_init__(self) -> None:
         if self.outputs < 1:
@@ -102,18 +103,22 @@ def iterate_kernels(
             yield TUNED, build(workload, device=device, log=log)
 
 
-def make_counters(schedule: str, kernel: Kernel, metrics: Mapping[str, float]) -> Counters:
-    """Return the metrics of a launch, by `METRICS` and `STALLS`, together with counts from the kernel's code."""
-    predicted_traffic = count_traffic(kernel)
+def make_counters(schedule: str, kernel: Kernel, metrics: Mapping[str, float], *, counts_code: bool = True) -> Counters:
+    """Return the metrics of a launch, by `METRICS` and `STALLS`, together with counts from the kernel's code, which
+    take a minute for a kernel of thousands of instructions.
+    """
+    code, ratio = dict[str, float](), math.inf
+    if counts_code:
+        traffic = count_traffic(kernel)
+        ratio = traffic.flops_per_load
+        for name, access_count in traffic.counts.items():
+            code[name] = access_count.num_requests * WARP_SIZE / traffic.num_outputs
     return Counters(
         workload=kernel.workload.text,
         schedule=schedule,
         outputs=math.prod(kernel.workload.argument_shapes[-1]),
         metrics={name: metrics[name] for name in METRICS if name in metrics},
         stalls={reason: metrics[reason] for reason in STALLS if reason in metrics},
-        code={
-            name: access_count.num_requests * WARP_SIZE / predicted_traffic.num_outputs
-            for name, access_count in predicted_traffic.counts.items()
-        },
-        ratio=predicted_traffic.flops_per_load if math.isfinite(predicted_traffic.flops_per_load) else None,
+        code=code,
+        ratio=ratio if math.isfinite(ratio) else None,
     )

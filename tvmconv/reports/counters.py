@@ -62,6 +62,11 @@ def _make_table(rows: Sequence[Counters], columns: Columns) -> Table:
     return make_table(rows, {"schedule": lambda row: row.schedule, **columns}, {"schedule", "stalled"})
 
 
+def _format_code(row: Counters, *names: str) -> str | None:
+    """Return the sum of counts from the code; None if they were not counted."""
+    return format_optional(sum(row.code[name] for name in names)) if row.code else None
+
+
 def _format_stalls(row: Counters) -> str | None:
     top_stalls = sorted(row.stalls.items(), key=lambda stall: stall[1], reverse=True)[:MAX_STALL_REASONS]
     return ", ".join(f"{reason.replace('_', ' ')} {warps:.2f}" for reason, warps in top_stalls) or None
@@ -96,17 +101,17 @@ INSTRUCTION_COLUMNS: Columns = {
     "instructions": lambda row: format_optional(row.compute_per_output(["warp_instructions"], WARP_SIZE)),
     "FMA": lambda row: format_optional(row.compute_per_output(["thread_fmas"], 1)),
     "global loads": lambda row: format_optional(row.compute_per_output(["global_load_requests"], WARP_SIZE)),
-    "global, code": lambda row: format_optional(row.code[GLOBAL_LOADS]),
+    "global, code": lambda row: _format_code(row, GLOBAL_LOADS),
     "texture": lambda row: format_optional(row.compute_per_output(["texture_requests"], WARP_SIZE)),
-    "texture, code": lambda row: format_optional(row.code[TEXTURE_FETCHES]),
+    "texture, code": lambda row: _format_code(row, TEXTURE_FETCHES),
     "shared wavefronts": lambda row: format_optional(
         row.compute_per_output(["shared_load_wavefronts", "shared_store_wavefronts"], WARP_SIZE)
     ),
-    "shared, code": lambda row: format_optional(row.code[SHARED_LOADS] + row.code[SHARED_STORES]),
+    "shared, code": lambda row: _format_code(row, SHARED_LOADS, SHARED_STORES),
     "constant": lambda row: format_optional(row.compute_per_output(["constant_requests"], WARP_SIZE)),
     "constant misses": lambda row: format_optional(row.compute_per_output(["constant_misses"], WARP_SIZE)),
-    "constant, code": lambda row: format_optional(row.code[CONSTANT_LOADS]),
-    "shuffles, code": lambda row: format_optional(row.code[SHUFFLES]),
+    "constant, code": lambda row: _format_code(row, CONSTANT_LOADS),
+    "shuffles, code": lambda row: _format_code(row, SHUFFLES),
     "flop/load, code": lambda row: format_optional(row.ratio),
 }
 SUMMARY_HEADERS = (

@@ -19,7 +19,12 @@ import torch
 from torch import fx
 from torch.nn import functional
 
-from tvmconv.torch.batch_norm_operators import average_in_graph, compute_stats_in_graph, normalize_in_graph
+from tvmconv.torch.batch_norm_operators import (
+    average_in_graph,
+    compute_stats_in_graph,
+    normalize_in_graph,
+    read_in_graph,
+)
 from tvmconv.torch.channel_affine import NORM_ARGUMENTS
 from tvmconv.torch.conv_call import KERNEL_DTYPES
 from tvmconv.torch.conv_site import Metadata
@@ -178,6 +183,7 @@ def replace_norm_sites(
     copies: Mapping[fx.Node, fx.Node],
     results_with_stats: Mapping[fx.Node, tuple[fx.Node, fx.Node]],
     metadata: Metadata,
+    is_convolution: IsConvolution,
 ) -> None:
     """Compute sites by operators in a copy of their graph.
 
@@ -188,6 +194,7 @@ def replace_norm_sites(
         results_with_stats: Nodes of the copy with output and statistics, by the convolutions of the sites' graph that
             return both.
         metadata: Metadata of the nodes of the sites' graph.
+        is_convolution: Function that returns whether a node of the sites' graph is a convolution.
     """
     # By the sites' results: the new results, and the stand-ins of those that have several readers.
     replaced: dict[fx.Node, fx.Node] = {}
@@ -195,6 +202,7 @@ def replace_norm_sites(
     order = {node: number for number, node in enumerate(copies)}
     updates: dict[float, RunningUpdates] = {}  # by momentum
     merged = {site.norm for site in sites if _can_merge_updates(site, metadata)}
+    residuals = {site.residual for site in sites}
 
     def convert(value: Any) -> Any:
         return replaced.get(value) or copies[value] if isinstance(value, fx.Node) else value
@@ -223,12 +231,22 @@ def replace_norm_sites(
             replaced[site.result] = graph.call_function(operator.getitem, (pair, 0))
         if len(site.result.users) > 1 and not _replace_mean(last, replaced[site.result], stand_in):
             stand_ins[site.result] = stand_in
+            if site.result not in residuals:
+                readers = [copies[each] for each in site.result.users if _is_kernel(each, site.result, is_convolution)]
+                _read_with_stand_in(graph, readers[1:], replaced[site.result], stand_in)
         last.replace_all_uses_with(replaced[site.result])
         for node in dict.fromkeys((site.result, site.sum_node, site.norm)):
             if node is not None:
                 graph.erase_node(copies[node])
     for update in updates.values():
         update.insert(graph)
+
+
+def _read_with_stand_in(graph: fx.Graph, readers: Sequence[fx.Node], z: fx.Node, stand_in: fx.Node) -> None:
+    """Have the last one of some readers of a site's result differentiate the stand-in, if there is any reader."""
+    for reader in readers[-1:]:
+        with graph.inserting_before(reader):
+            reader.update_arg(0, graph.call_function(read_in_graph, (z, stand_in)))
 
 
 def _replace_mean(node: fx.Node, z: fx.Node, stand_in: fx.Node) -> bool:

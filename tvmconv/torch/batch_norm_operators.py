@@ -13,9 +13,9 @@ rarely as possible. On the CPU, PyTorch computes the operators.
 In a residual network, z has two readers: a convolution, and the sum with a later result. Their gradients would be added
 in a pass of its own. `batch_norm_act` therefore returns a stand-in of z as well, a tensor of its shape with one element
 in memory. The later sum takes the stand-in for the gradient, and z itself, detached, for the values. Both gradients
-then reach the backward operator, which adds them while it reads them. In squeeze and excitation, z is read by a product
-and by a mean over all pixels. `mean_pixels` takes the stand-in for the gradient, too, which stays one number for each
-channel of each sample.
+then reach the backward operator, which adds them while it reads them. One of two convolutions that read z does the
+same. In squeeze and excitation, z is read by a product and by a mean over all pixels. `mean_pixels` takes the stand-in
+for the gradient, too, which stays one number for each channel of each sample.
 """
 
 from __future__ import annotations
@@ -117,6 +117,26 @@ def normalize_in_graph(
 def average_in_graph(z: torch.Tensor, stand_in: torch.Tensor) -> torch.Tensor:
     """Return the mean over all pixels by the operator; the gradient reaches the stand-in."""
     return mean_pixels(z.detach(), stand_in)
+
+
+class _GradientOfStandIn(torch.autograd.Function):
+    """A tensor whose gradient is that of its stand-in."""
+
+    @staticmethod
+    def forward(ctx: Any, z: torch.Tensor, stand_in: torch.Tensor) -> torch.Tensor:
+        """Return the tensor."""
+        return z.view_as(z)
+
+    @staticmethod
+    def backward(ctx: Any, dz: torch.Tensor) -> tuple[None, torch.Tensor]:
+        """Return the gradient of the stand-in."""
+        return None, dz
+
+
+def read_in_graph(z: torch.Tensor, stand_in: torch.Tensor) -> torch.Tensor:
+    """Return z for one of its readers, whose gradient reaches the stand-in."""
+    result: torch.Tensor = _GradientOfStandIn.apply(z.detach(), stand_in)
+    return result
 
 
 def _lay_out(tensor: torch.Tensor) -> torch.Tensor:

@@ -17,7 +17,7 @@ arrays, or of one and of a number for each channel of each sample. The activatio
 the residual again, which takes less time than to read z. Kernels that read what a previous one has just read take the
 rows in reverse order, because the last ones are still in the L2 cache. Most tensors of a network are so small that
 launches take as long as their bytes. From sm_90 on, each kernel therefore starts while the one before it on the stream
-ends, and waits for its end before it reads memory.
+ends, and waits for its end before it reads what that one has written.
 """
 
 from __future__ import annotations
@@ -207,17 +207,11 @@ extern "C" __global__ void __launch_bounds__(THREADS)
 apply_gradients(const Element* x, const Element* dz, const Element* dz2, Element* dx, const float* parameter_gradients,
                 const float* stats, const float* weight, const float* bias, int rows, int channels, int pixels,
                 float eps) {
-  begin();
   int first = (blockIdx.x * blockDim.x + threadIdx.x) * VECTOR, step = gridDim.y * blockDim.y;
   if (first >= channels) return;
   Affine affine(stats, weight, bias, channels, first, eps);
-  float mean_gradient[VECTOR], slope[VECTOR];
-  for (int i = 0; i < VECTOR; ++i) {
-    mean_gradient[i] = parameter_gradients[channels + first + i] / rows;
-    slope[i] = parameter_gradients[first + i] / rows * rsqrtf(stats[channels + first + i] + eps);
-  }
-  for (int number = blockIdx.y * blockDim.y + threadIdx.y; number < rows; number += ROWS_IN_FLIGHT * step) {
-    Vector xs[ROWS_IN_FLIGHT], dzs[ROWS_IN_FLIGHT], dzs2[ROWS_IN_FLIGHT];
+  Vector xs[ROWS_IN_FLIGHT], dzs[ROWS_IN_FLIGHT], dzs2[ROWS_IN_FLIGHT];
+  auto load_rows = [&](int number) {
 #pragma unroll
     for (int j = 0; j < ROWS_IN_FLIGHT; ++j) {
       int near = max(rows - 1 - number - j * step, 0);
@@ -226,6 +220,17 @@ apply_gradients(const Element* x, const Element* dz, const Element* dz2, Element
       dzs[j] = load(dz, offset);
       if (HAS_SECOND_GRADIENT && !HAS_RESIDUAL) dzs2[j] = load_second(dz2, near, pixels, channels, first);
     }
+  };
+  // The kernel before it, `finish_gradients`, has waited for all earlier ones, so that these arrays are complete.
+  int number = blockIdx.y * blockDim.y + threadIdx.y;
+  load_rows(number);
+  begin();
+  float mean_gradient[VECTOR], slope[VECTOR];
+  for (int i = 0; i < VECTOR; ++i) {
+    mean_gradient[i] = parameter_gradients[channels + first + i] / rows;
+    slope[i] = parameter_gradients[first + i] / rows * rsqrtf(stats[channels + first + i] + eps);
+  }
+  while (true) {
 #pragma unroll
     for (int j = 0; j < ROWS_IN_FLIGHT; ++j) {
       int row = rows - 1 - number - j * step;
@@ -238,6 +243,9 @@ apply_gradients(const Element* x, const Element* dz, const Element* dz2, Element
       }
       store(dx, (size_t)row * channels + first, dxs);
     }
+    number += ROWS_IN_FLIGHT * step;
+    if (number >= rows) return;
+    load_rows(number);
   }
 }
 """

@@ -275,10 +275,13 @@ def _differentiate_convolution(ctx: Any, dy: torch.Tensor) -> tuple[Any, ...]:
 def _set_up_stats(ctx: Any, inputs: Sequence[Any], output: Any) -> None:
     x, weight, *options = inputs
     _set_up_convolution(ctx, (x, weight, None, *options), output)
+    ctx.set_materialize_grads(False)  # that of the statistics would be zeros, made by a kernel
 
 
-def _differentiate_stats(ctx: Any, dy: torch.Tensor, _: Any) -> tuple[Any, ...]:
+def _differentiate_stats(ctx: Any, dy: torch.Tensor | None, _: Any) -> tuple[Any, ...]:
     """Compute the gradients; a batch normalization's own gradient has the derivatives of the statistics."""
+    if dy is None:
+        return (None,) * (2 + NUM_OPTIONS)
     x, weight = ctx.saved_tensors
     needs_x, needs_weight = ctx.needs_input_grad[:2]
     dx = convolution_dgrad(dy, weight, ctx.x_size, *ctx.options) if needs_x else None

@@ -86,6 +86,7 @@ def optimize(
     device: str | None = None,
     choose: ChooseMode = "fastest",
     train: bool,
+    fused: bool = False,
     progress: Callable[[str], None] | None = None,
 ) -> torch.nn.Module: ...
 
@@ -99,6 +100,7 @@ def optimize(
     device: str | None = None,
     choose: ChooseMode = "fastest",
     train: bool = False,
+    fused: bool = False,
     dtype: str | None = None,
     calibrate: Iterable[Any] | None = None,
     observer: ObserverName = "mse",
@@ -129,6 +131,9 @@ def optimize(
             for a model on the CPU.
         choose: "fastest" uses kernels that are faster than PyTorch when both are measured, "tuned" uses every kernel.
         train: Whether the copy is for training. The example is then a batch as in training.
+        fused: With `train`, whether tvmconv's operators also compute normalizations and element-wise operations, if
+            that is faster. The copy then runs as a graph that `torch.compile` captures, and each step should be
+            captured in a CUDA graph, because it takes longer on the host.
         dtype: "e4m3" or "i8" for convolutions of 8-bit operands where these are faster and accurate enough. None for
             the model's own precision.
         calibrate: With `dtype`, typical inputs of the model, each a tensor or a tuple of all arguments.
@@ -161,6 +166,8 @@ def optimize(
     if deadline and choose == "fastest" and isinstance(model, torch.nn.Module) and _is_cpu_model(model):
         warnings.warn(CPU_MODEL_WARNING, FallbackWarning, stacklevel=2)
     quantization = None
+    if fused and not train:
+        raise ModelError("fused=True: expected train=True")
     if dtype is not None:
         if train:
             raise ModelError(f"dtype={dtype!r}: expected no quantization with train=True")
@@ -168,7 +175,7 @@ def optimize(
     if train:
         _check_model(model)
         options: dict[str, Any] = {"log": log, "device": device, "choose": validate_choice(choose)}
-        return optimize_training(model, example, deadline=deadline, progress=progress, **options)
+        return optimize_training(model, example, deadline=deadline, progress=progress, fused=fused, **options)
     return optimize_within(
         deadline,
         model,

@@ -27,12 +27,14 @@ from tvmconv.torch.normalization import NormalizationExample
 from tvmconv.torch.product_search import ProductSearch, describe_failure, list_kept_kernels, prestart_search
 from tvmconv.torch.product_task import Operands, ProductTask, check_kernel, make_entry
 from tvmconv.torch.report import PYTORCH_NAME
-from tvmconv.torch.selection import NO_TIME_REASON, ChooseMode, kernels_deadline
+from tvmconv.torch.selection import NO_TIME_REASON, ChooseMode, reserve_comparison
 from tvmconv.torch.timing import CallTimingCache
 from tvmconv.torch.training_report import ProductReport
 
 PYTORCH_TIMING_FRACTION = 0.2  # of the time until the deadline, for PyTorch's times, which order the searches
-COMPARE_SECONDS = {"cuda": 0.15, "cpu": 1.0}  # approximate time of the timings and a check of a product
+# Approximate times of the check of a product, and of one with statistics, whose kernel is not searched but timed.
+COMPARE_SECONDS = {"cuda": 0.06, "cpu": 1.0}
+COMPARE_STATS_SECONDS = {"cuda": 0.15, "cpu": 1.0}
 CLOSE_RATIO = 0.1  # relative difference of two times below which both are measured again, one after the other
 
 
@@ -56,9 +58,10 @@ class ProductSelector:
         timings = self._iterate_pytorch_timings([task for task in supported if task.product != FORWARD_STATS])
         try:
             with keep_workers_alive():
-                deadline = self._deadline and kernels_deadline(
-                    len(supported), self._provider.torch_device, self._deadline, COMPARE_SECONDS
-                )
+                kind = self._provider.torch_device.type
+                seconds = (len(supported) - len(derived)) * COMPARE_SECONDS[kind]
+                seconds += len(derived) * COMPARE_STATS_SECONDS[kind]
+                deadline = self._deadline and reserve_comparison(seconds, self._deadline)
                 if deadline is not None and supported:
                     num_waves = ceil_div(len(derived), resolve_num_workers(None))
                     search_deadline = deadline.reserve_seconds(
@@ -188,10 +191,11 @@ class ProductSelector:
             if self._deadline and (self._deadline.cut_off.has_passed or (number and self._deadline.has_passed)):
                 break
             self._try_kernel(task, kernel, operands, expected)
+            if task.entry is not None and kernel.seconds is not None:
+                break  # the search has compared the kernels with one another
         if task.entry is None or task.tvmconv_seconds is None:
             return
-        if task.product == FORWARD_STATS:
-            self._select_for_graphs(task, task.entry, operands)
+        if task.product == FORWARD_STATS and self._select_for_graphs(task, task.entry, operands):
             self._time_with_normalization(task, task.entry, operands)
         if task.entry is None:
             return
@@ -214,11 +218,12 @@ class ProductSelector:
         if task.tvmconv_seconds is None or seconds < task.tvmconv_seconds:
             task.tvmconv_seconds, task.entry, task.reason = seconds, entry, ""
 
-    def _select_for_graphs(self, task: ProductTask, entry: TableEntry, operands: Operands) -> None:
+    def _select_for_graphs(self, task: ProductTask, entry: TableEntry, operands: Operands) -> bool:
         """Have compiled graphs use a kernel with statistics if these cost less than a pass over the output.
 
         A compiler fuses the other operations of a normalization, or `batch_norm_operators.py` computes them, so that
-        the kernels and this pass are all that differs.
+        the kernels and this pass are all that differs. Returns whether they do. Otherwise the times are those without
+        the normalization.
         """
         call, (x, weight, _) = task.call, operands
         forward_entry = table.find(FORWARD, call)
@@ -226,8 +231,10 @@ class ProductSelector:
         seconds = self._timing_cache.get_seconds(name, lambda: batch_norm_stats(run_forward(call, x, weight, None)))
         if self._choose_mode == "tuned" or (task.tvmconv_seconds or math.inf) < seconds:
             table.install(STATS_IN_GRAPHS, call, entry)
-        else:
-            table.remove(STATS_IN_GRAPHS, call)
+            return True
+        table.remove(STATS_IN_GRAPHS, call)
+        task.pytorch_seconds = seconds
+        return False
 
     def _time_with_normalization(self, task: ProductTask, entry: TableEntry, operands: Operands) -> None:
         """Replace a task's seconds by those of the convolution, and both passes of the batch normalization after it.
@@ -259,6 +266,8 @@ class ProductSelector:
         def run_kernel() -> object:
             return run_with_stats(task.product, task.call, entry, *operands)
 
+        if is_new and kernel.seconds is not None:
+            self._timing_cache.add(name, kernel.seconds)
         seconds = self._timing_cache.get_seconds(name, run_kernel)
         assert task.pytorch_seconds is not None
         if is_new and abs(seconds / task.pytorch_seconds - 1) < CLOSE_RATIO:

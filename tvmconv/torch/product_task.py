@@ -8,6 +8,8 @@ from dataclasses import dataclass, field, replace
 
 import torch
 
+from tvmconv import registry
+from tvmconv.devices import Device
 from tvmconv.errors import WorkloadError
 from tvmconv.torch import operator
 from tvmconv.torch.accuracy import TOLERANCE_FACTOR, compute_relative_error
@@ -201,3 +203,14 @@ def _is_truncated(signature: ConvSignature, kernel: AvailableKernel, operand_ind
     sums, larger_sums = compute_sums(0.25), compute_sums(0.25 * (1 + 2.0**-11 + 2.0**-12))
     position = int(sums.flatten().argmax())
     return float(larger_sums.flatten()[position] / sums.flatten()[position]) < 1 + 2.0**-12
+
+
+def can_return_stats(call: ConvCall, device: Device) -> bool:
+    """Return whether a schedule on the device returns the statistics of a convolution's output."""
+    if device.kind != "cuda" or not call.channels_last or call.transposed:
+        return False
+    try:
+        workload = make_workload(FORWARD_STATS, call)
+    except WorkloadError:
+        return False
+    return any(schedule.can_run_on(device.kind, device.arch) for schedule in registry.schedules(workload))

@@ -43,20 +43,18 @@ def validate_choice(choose: str) -> ChooseMode:
     return cast(ChooseMode, choose)
 
 
-def kernels_deadline(
-    num_workloads: int,
-    torch_device: torch.device,
-    deadline: Deadline,
-    compare_seconds: Mapping[str, float] = COMPARE_SECONDS,
-) -> Deadline:
-    """Return the deadline for finding kernels, which leaves time to compare the layers with PyTorch.
+def kernels_deadline(num_workloads: int, torch_device: torch.device, deadline: Deadline) -> Deadline:
+    """Return the deadline for finding kernels of workloads, which leaves time to compare the layers with PyTorch."""
+    return reserve_comparison(num_workloads * COMPARE_SECONDS[torch_device.type], deadline)
 
-    `compare_seconds` is the time of a comparison by the kind of device.
+
+def reserve_comparison(seconds: float, deadline: Deadline) -> Deadline:
+    """Return a deadline that leaves some seconds for a comparison.
+
     At most half of the time until the deadline of the comparison, and until its cut-off, is reserved for it.
     """
-    comparison_seconds = num_workloads * compare_seconds[torch_device.type]
-    end = deadline.end_time - min(comparison_seconds, deadline.remaining_seconds / 2)
-    cut_off = deadline.cut_off.end_time - min(comparison_seconds, deadline.cut_off.remaining_seconds / 2)
+    end = deadline.end_time - min(seconds, deadline.remaining_seconds / 2)
+    cut_off = deadline.cut_off.end_time - min(seconds, deadline.cut_off.remaining_seconds / 2)
     return Deadline(end, max(cut_off - end, 0.0))
 
 

@@ -33,6 +33,7 @@ class TrainableConv1d(nn.Conv1d):
 
     path = ""  # of the module in its model
     uses_kernels = False  # whether a product of its calls has a kernel
+    is_fused = False  # whether graphs that are being compiled have PyTorch's function, which a backend replaces
     normalized_by = ""  # path of the batch normalization that reads its output, if there is one
     returns_stats = False  # whether a kernel returns the statistics of its output
     output_stats = None  # its output with statistics, in a graph that is being compiled
@@ -46,6 +47,7 @@ class TrainableConv2d(nn.Conv2d):
 
     path = ""
     uses_kernels = False
+    is_fused = False
     normalized_by = ""
     returns_stats = False
     output_stats = None
@@ -59,6 +61,7 @@ class TrainableConv3d(nn.Conv3d):
 
     path = ""
     uses_kernels = False
+    is_fused = False
     normalized_by = ""
     returns_stats = False
     output_stats = None
@@ -72,6 +75,7 @@ class TrainableConvTranspose1d(nn.ConvTranspose1d):
 
     path = ""
     uses_kernels = False
+    is_fused = False
 
     def forward(self, input: torch.Tensor, output_size: list[int] | None = None) -> torch.Tensor:
         """Compute the output from the input, as `torch.nn.ConvTranspose1d`."""
@@ -83,6 +87,7 @@ class TrainableConvTranspose2d(nn.ConvTranspose2d):
 
     path = ""
     uses_kernels = False
+    is_fused = False
 
     def forward(self, input: torch.Tensor, output_size: list[int] | None = None) -> torch.Tensor:
         """Compute the output from the input, as `torch.nn.ConvTranspose2d`."""
@@ -94,6 +99,7 @@ class TrainableConvTranspose3d(nn.ConvTranspose3d):
 
     path = ""
     uses_kernels = False
+    is_fused = False
 
     def forward(self, input: torch.Tensor, output_size: list[int] | None = None) -> torch.Tensor:
         """Compute the output from the input, as `torch.nn.ConvTranspose3d`."""
@@ -118,6 +124,8 @@ def _convolve_layer(
         x = functional.pad(x, layer._reversed_padding_repeated_twice, mode=layer.padding_mode)
         padding = 0
     options = layer.stride, padding, layer.dilation, layer.groups
+    if layer.is_fused and torch.compiler.is_dynamo_compiling():
+        return convolve(function, x, weight, bias, *options, uses_operator=False)
     wants_stats = layer.training and layer.uses_kernels and bool(layer.normalized_by)
     if torch.compiler.is_dynamo_compiling() and wants_stats and layer.returns_stats and bias is None:
         results = convolve_with_stats(x, weight, *options)
@@ -142,7 +150,8 @@ def _transpose_layer(
         x, output_size, layer.stride, layer.padding, layer.kernel_size, ndim, layer.dilation
     )
     options = layer.stride, layer.padding, layer.dilation, layer.groups, tuple(output_padding)
-    return convolve(function, x, layer.weight, layer.bias, *options, path=layer.path, uses_operator=layer.uses_kernels)
+    uses_operator = layer.uses_kernels and not (layer.is_fused and torch.compiler.is_dynamo_compiling())
+    return convolve(function, x, layer.weight, layer.bias, *options, path=layer.path, uses_operator=uses_operator)
 
 
 def make_trainable(model: nn.Module) -> nn.Module:

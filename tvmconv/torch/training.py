@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import time
 from collections.abc import Callable, Sequence
@@ -11,18 +12,18 @@ from typing import Any
 import torch
 from torch.utils._pytree import tree_leaves, tree_map_only
 
-from tvmconv import registry
 from tvmconv.deadline import Deadline
 from tvmconv.devices import Device
-from tvmconv.errors import ModelError, WorkloadError, translate_to_model_error
+from tvmconv.errors import ModelError, translate_to_model_error
 from tvmconv.search.options import TuneOptions
-from tvmconv.torch.conv_call import FORWARD_STATS, STATS_IN_GRAPHS, ConvCall, make_workload
+from tvmconv.torch.conv_call import STATS_IN_GRAPHS
 from tvmconv.torch.device_match import find_common_device, find_device_for
 from tvmconv.torch.functional import record_calls
+from tvmconv.torch.fused_training import FusedGraphBackend, fuse_model, separate_model
 from tvmconv.torch.kernel_table import RecordedCall, table
 from tvmconv.torch.kernels import make_training_provider
 from tvmconv.torch.product_selection import fill_table, make_reports
-from tvmconv.torch.product_task import ProductTask, collect_tasks
+from tvmconv.torch.product_task import ProductTask, can_return_stats, collect_tasks
 from tvmconv.torch.report import PYTORCH_NAME
 from tvmconv.torch.selection import ChooseMode, validate_choice
 from tvmconv.torch.timing import time_call
@@ -37,6 +38,7 @@ LAYOUT_NOTE = (
     "Images are contiguous: with model and images channels last, tensor cores are mostly faster, also by PyTorch."
 )
 MAX_TIMING_FRACTION = 0.2  # of the time until the deadline, for the last timing of the whole step
+FUSING_SECONDS, FUSING_FRACTION = 6.0, 0.15  # time to trace the model as a graph; limited to a part of that time
 
 
 def tune(
@@ -99,6 +101,7 @@ def optimize_training(
     device: str | None,
     choose: ChooseMode,
     progress: Callable[[str], None] | None,
+    fused: bool = False,
 ) -> torch.nn.Module:
     """Return a trainable copy of a model, as `optimize(train=True)` documents it."""
     arguments = example if isinstance(example, tuple) else (example,)
@@ -116,8 +119,10 @@ def optimize_training(
             pytorch_seconds = _time_step(trainable, arguments, torch_device, deadline)
             reserved_seconds = time.monotonic() - started_at  # as long as the second timing will take
             with torch.no_grad():
+                reserved_fraction = MAX_TIMING_FRACTION + (FUSING_FRACTION if fused else 0.0)
+                reserved_seconds += FUSING_SECONDS if fused else 0.0
                 limit = deadline and deadline.shift_earlier(
-                    min(reserved_seconds, MAX_TIMING_FRACTION * deadline.remaining_seconds)
+                    min(reserved_seconds, reserved_fraction * deadline.remaining_seconds)
                 )
                 notes = fill_table(tasks, provider, choose, limit)
         else:
@@ -126,6 +131,14 @@ def optimize_training(
         if has_kernels:
             run_step(trainable, arguments)  # fails now and not in the first step, if it fails
             tvmconv_seconds = _time_step(trainable, arguments, torch_device, deadline)
+        if fused and tasks:
+            fused_seconds, note = _fuse(
+                *(trainable, arguments, torch_device, deadline, FusedGraphBackend(log, choose)),
+                *(choose, pytorch_seconds, tvmconv_seconds),
+            )
+            notes.append(note)
+            if trainable._compiled_call_impl is not None:
+                tvmconv_seconds, has_kernels = fused_seconds, True
     lines = _list_reports(trainable, tasks)
     notes += [LAYOUT_NOTE] if any(_prefers_channels_last(task) for task in tasks) else []
     report = TrainingReport(lines, pytorch_seconds, tvmconv_seconds, notes=(*notes, OTHER_CALLS_NOTE))
@@ -218,6 +231,35 @@ def _time_step(
         raise ModelError(f"a training step does not run on the example: {str(error).splitlines()[0]}") from error
 
 
+def _fuse(
+    model: torch.nn.Module,
+    arguments: Sequence[Any],
+    torch_device: torch.device,
+    deadline: Deadline | None,
+    backend: FusedGraphBackend,
+    choose: ChooseMode,
+    *other_seconds: float | None,
+) -> tuple[float | None, str]:
+    """Have a trainable model run as a graph if a step is then faster than others; return its seconds and a note."""
+    backend.deadline = deadline
+    fuse_model(model, backend)
+    try:
+        run_step(model, arguments)
+        backend.is_selecting = False
+        seconds = _time_step(model, arguments, torch_device, deadline)
+    except ModelError as error:  # for example, of checkpoints that write to buffers
+        separate_model(model)
+        return None, f"The model does not run as a graph: {error}."
+    others = [each for each in other_seconds if each is not None]
+    if seconds is not None and choose != "tuned" and seconds >= min(others, default=math.inf):
+        separate_model(model)
+        return seconds, "The model does not run as a graph, because the whole step was no faster with the operators."
+    if seconds is None or not others:
+        return seconds, backend.describe()
+    times = f"The whole step took {seconds * 1e6:,.0f} µs, and {min(others) * 1e6:,.0f} µs otherwise."
+    return seconds, f"{backend.describe()} {times}"
+
+
 def _mark_normalized(model: torch.nn.Module, calls: Sequence[RecordedCall], device: Device) -> list[RecordedCall]:
     """Return the calls, with a mark on those whose output is normalized and whose statistics a kernel may return."""
     layers = list_layers(model)
@@ -227,17 +269,6 @@ def _mark_normalized(model: torch.nn.Module, calls: Sequence[RecordedCall], devi
         return bool(getattr(layer, "normalized_by", "")) and can_return_stats(recorded.call, device)
 
     return [replace(recorded, is_normalized=is_normalized(recorded)) for recorded in calls]
-
-
-def can_return_stats(call: ConvCall, device: Device) -> bool:
-    """Return whether a schedule on the device returns the statistics of a convolution's output."""
-    if device.kind != "cuda" or not call.channels_last or call.transposed:
-        return False
-    try:
-        workload = make_workload(FORWARD_STATS, call)
-    except WorkloadError:
-        return False
-    return any(schedule.can_run_on(device.kind, device.arch) for schedule in registry.schedules(workload))
 
 
 def _enable_kernels(model: torch.nn.Module, calls: Sequence[RecordedCall]) -> bool:

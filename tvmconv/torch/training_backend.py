@@ -27,12 +27,11 @@ from tvmconv.torch.kernel_table import RecordedCall, table
 from tvmconv.torch.kernels import make_training_provider
 from tvmconv.torch.max_pool import replace_poolings
 from tvmconv.torch.product_selection import fill_table, make_reports
-from tvmconv.torch.product_task import collect_tasks
+from tvmconv.torch.product_task import can_return_stats, collect_tasks
 from tvmconv.torch.row_fusion import LINEAR, fuse_rows
 from tvmconv.torch.running_statistics import merge_counters
 from tvmconv.torch.selection import ChooseMode
 from tvmconv.torch.shape_recorder import ShapeRecorder
-from tvmconv.torch.training import can_return_stats
 from tvmconv.torch.training_report import TrainingReport
 from tvmconv.torch.weight_casts import merge_weight_casts
 
@@ -59,11 +58,13 @@ def insert_operators(
     choose: ChooseMode,
     deadline: Deadline | None,
     is_eager: bool = False,
+    is_selecting: bool = True,
 ) -> fx.GraphModule:
     """Return a graph with the operator in place of the convolutions that have kernels; log a report at level INFO.
 
-    With `is_eager`, no compiler fuses the rest of the graph. The graph itself is returned if it has no convolutions
-    that kernels could compute. Raises DeviceError if tvmconv has no device for PyTorch's.
+    With `is_eager`, no compiler fuses the rest of the graph. Without `is_selecting`, kernels are those that the kernel
+    table has, and no others are compared. The graph itself is returned if it has no convolutions that kernels could
+    compute. Raises DeviceError if tvmconv has no device for PyTorch's.
     """
     is_static = all(isinstance(value, torch.Tensor) for value in inputs)
     if not is_static or not any(_is_convolution(node) for node in gm.graph.nodes):
@@ -74,7 +75,6 @@ def insert_operators(
         return gm
     (torch_device,) = torch_devices
     device = find_device_for(torch_device, None)
-    provider = make_training_provider(device, torch_device, log, lambda text: _logger.debug("%s", text))
     sites, has_kernels = [], _has_norm_kernels(torch_device) or choose == "tuned"
     if has_kernels and is_eager and (fused := fuse_rows(gm, recorder.metadata, _is_convolution)) is not gm:
         gm = fused
@@ -91,12 +91,14 @@ def insert_operators(
         )
         for each in calls
     ]
-    tasks = collect_tasks(calls)
-    if deadline is None:  # what `optimize` or another graph compared before needs no second comparison
-        tasks = [task for task in tasks if (task.product, task.call) not in table.compared]
-    with torch.no_grad():
-        notes = fill_table(tasks, provider, choose, deadline)
-    _logger.info("%s", TrainingReport(make_reports(tasks), notes=tuple(notes)))
+    if is_selecting:
+        provider = make_training_provider(device, torch_device, log, lambda text: _logger.debug("%s", text))
+        tasks = collect_tasks(calls)
+        if deadline is None:  # what `optimize` or another graph compared before needs no second comparison
+            tasks = [task for task in tasks if (task.product, task.call) not in table.compared]
+        with torch.no_grad():
+            notes = fill_table(tasks, provider, choose, deadline)
+        _logger.info("%s", TrainingReport(make_reports(tasks), notes=tuple(notes)))
     return _replace_nodes(gm, inputs, recorder.metadata, calls, sites, has_kernels, is_eager)
 
 
@@ -193,7 +195,7 @@ def _replace_nodes(
     if is_eager:
         readers |= _list_layers(gm.graph, metadata, copies)
     merge_weight_casts(graph, readers, dict(zip(placeholders, inputs, strict=True)))
-    replace_norm_sites(graph, sites, copies, results, metadata)
+    replace_norm_sites(graph, sites, copies, results, metadata, _is_convolution)
     merge_counters(graph, {copies[node]: found for node, found in metadata.items() if node in copies})
     graph.lint()
     return fx.GraphModule(gm, graph)

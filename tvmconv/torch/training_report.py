@@ -21,7 +21,8 @@ class ProductReport:
     Attributes:
         path: Path of the convolution's module in the model; "" for a call of a function.
         product: "forward", "forward with bias", "forward with statistics", "dgrad" or "wgrad". The times of the third
-            one include both passes of the batch normalization that takes the statistics.
+            one include both passes of the batch normalization that takes the statistics, or only its statistics if
+            these are no faster by the kernel.
         workload: Text of the workload; "" if there is none.
         implementation: Schedule of the kernel that runs, or "PyTorch".
         reason: Reason why PyTorch runs the product.

@@ -5,16 +5,22 @@ cores and from the rounding of results.
 
 For 8-bit floats, the tensor cores of sm_89 and sm_90 align the products of an instruction and the accumulator to the
 largest exponent among them, and truncate them to `MANTISSA_BITS` bits of fraction. (Sources: issue 287 of
-thu-ml/SageAttention; issue 50 of deepseek-ai/DeepGEMM; NVIDIA/cutlass, `fp8_accumulation.hpp`.) Let L products be added
-before the accumulator is added to a float32 register and starts anew, which is called promotion. The largest exponent
-is at most that of the sum of the absolute values A. Where all products are positive, which is the worst case, the
-accumulator grows from zero to A, so an addend loses on average half of 2^-MANTISSA_BITS times A / 2. The L addends lose
+thu-ml/SageAttention; issue 50 of deepseek-ai/DeepGEMM; NVIDIA/cutlass, `fp8_accumulation.hpp`.) An instruction adds 32
+products. Let n instructions add to the accumulator before it is added to a float32 register and starts anew, which is
+called promotion. All products are positive, which is the worst case; they are alike, so that the accumulator grows
+evenly from zero to A; and no product exceeds A / 8.
 
-    L · 2^-(MANTISSA_BITS + 2) · A,
+* The accumulator is i · A / n before the instruction i, counted from zero. An addend loses on average half of a unit,
+  which is 2^-MANTISSA_BITS times the largest power of two up to the accumulator. Over an accumulator that grows evenly,
+  these powers of two are at most 3/4 of it on average. The 32 products of all instructions lose
+  32 · 2^-(MANTISSA_BITS + 1) · 3/4 · A · (0 + 1 + ... + (n - 1)) / n = 3 (n - 1) · 2^-12 · A.
+* The first instruction has no accumulator, and aligns its products to the largest of them. They lose at most
+  32 · 2^-(MANTISSA_BITS + 1) · A / 8 = 2^-12 · A.
 
-and the relative error of the sum is at most L · 2^-15 (`bound_accumulation_error`). Products of random signs cancel, as
-do their errors, and the relative error is smaller. Measured on an H100 on positive data, as absolute values of normally
-distributed numbers: 6.2e-4 for L = 128, 5.9e-3 for L = 512; the bounds are 3.9e-3 and 1.6e-2.
+The relative error of the sum is therefore at most (3 n - 2) · 2^-12 (`bound_accumulation_error`), which is 2^-8 for
+n = 6. Products of random signs cancel, as do their errors, and the relative error is smaller. Measured on an H100 on
+positive data, as absolute values of normally distributed numbers: 6.2e-4 for 128 products, 5.9e-3 for 512; the bounds
+are 2.4e-3 and 1.1e-2.
 """
 
 from __future__ import annotations
@@ -25,6 +31,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from tvmconv.arithmetic import ceil_div
 from tvmconv.errors import WorkloadError
 from tvmconv.workloads import dtypes
 from tvmconv.workloads.epilogue import QUANTIZE, STATS, ZERO_POINT
@@ -35,6 +42,7 @@ if TYPE_CHECKING:
     from tvm import tirx
 
 MANTISSA_BITS = 13  # bits of fraction that tensor cores keep of sums of 8-bit floats
+PRODUCTS_PER_INSTRUCTION = 32  # of 8 bits that `mma.sync` and wgmma add to a sum
 # Relative error of sums of 8-bit floats that kernels may make unless the user allows more. It is the unit roundoff of
 # bfloat16, which is the default type of results, and a sixteenth of the rounding of an E4M3 operand.
 MAX_ACCUMULATION_ERROR = 2.0**-8
@@ -68,10 +76,11 @@ def bound_accumulation_error(num_products: int) -> float:
         num_products: Number of products that are added before a promotion.
 
     Example:
-        >>> bound_accumulation_error(128) == MAX_ACCUMULATION_ERROR
+        >>> bound_accumulation_error(192) == MAX_ACCUMULATION_ERROR
         True
     """
-    return min(1.0, num_products * 2.0 ** -(MANTISSA_BITS + 2))
+    num_instructions = ceil_div(num_products, PRODUCTS_PER_INSTRUCTION)
+    return min(1.0, (3 * num_instructions - 2) * 2.0 ** (1 - MANTISSA_BITS))
 
 
 def select_output_dtype(dtype: str, epilogue: tuple[str, ...]) -> str:

@@ -1,7 +1,10 @@
 """Promotion of sums of 8-bit floats to float32: the knob `promotion_interval`, and its bound of the error.
 
 The knob is the number of products that are added before the accumulators are added to float32 sums, in whole k-tiles. A
-search has only the interval whose error is bounded. Longer ones, and 0 for none, are for users who set them.
+search has only the intervals whose error is bounded. Longer ones, and 0 for none, are for users who set them.
+
+The knob `promotion_buffers` is the number of sets of accumulators of a warpgroup. Of two sets, one is promoted while
+the wgmmas of the other run.
 """
 
 from __future__ import annotations
@@ -9,15 +12,21 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
+
 from tvmconv.workloads import Conv
 from tvmconv.workloads.dtypes import DTYPES, FLOAT8_DTYPES
 from tvmconv.workloads.quantization import MAX_ACCUMULATION_ERROR, bound_accumulation_error
 
 from ..tile_config import Rule
 
-KNOB = "promotion_interval"
-MAX_PRODUCTS = int(MAX_ACCUMULATION_ERROR / bound_accumulation_error(1))  # whose error is bounded
-PROMOTION_INTERVALS = (MAX_PRODUCTS, 2 * MAX_PRODUCTS, 4 * MAX_PRODUCTS, 8 * MAX_PRODUCTS, 0)
+KNOB, BUFFERS_KNOB = "promotion_interval", "promotion_buffers"
+PROMOTION_INTERVALS = (128, 192, 256, 512, 1024, 0)
+SEARCHED_INTERVALS = tuple(
+    n for n in PROMOTION_INTERVALS if n and bound_accumulation_error(n) <= MAX_ACCUMULATION_ERROR
+)
+MAX_PRODUCTS = max(SEARCHED_INTERVALS)
+PROMOTION_BUFFERS = (1, 2)
 
 
 def has_eight_bits(w: Conv) -> bool:
@@ -35,13 +44,22 @@ def has_integer_output(w: Conv) -> bool:
     return isinstance(w, Conv) and w.output_dtype == "int32"
 
 
-def limit_accumulation_error(count_products: Callable[[Any], Any]) -> Rule:
-    """Return the constraint that only a user may lift, by setting the knob.
+def limit_accumulation_error(count_products: Callable[[Any], Any]) -> list[Rule]:
+    """Return the constraints that only a user may lift, by setting the knob.
 
     Args:
         count_products: Function from configs to the products that are added before a promotion; 0 without promotion.
     """
-    return (
-        f"sums of 8-bit floats have at most {MAX_PRODUCTS} products before they are promoted",
-        lambda t: (count_products(t) > 0) & (count_products(t) <= MAX_PRODUCTS),
-    )
+    return [
+        (
+            f"sums of 8-bit floats have at most {MAX_PRODUCTS} products before they are promoted",
+            lambda t: (count_products(t) > 0) & (count_products(t) <= MAX_PRODUCTS),
+        ),
+        (
+            "an interval is longer than the default only if more products are added",
+            lambda t: (
+                np.less_equal(t.promotion_interval, PROMOTION_INTERVALS[0])
+                | (count_products(t) > PROMOTION_INTERVALS[0])
+            ),
+        ),
+    ]

@@ -9,6 +9,7 @@ import tempfile
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
+from tvmconv.devices import sharing
 from tvmconv.errors import DeviceError, Error
 
 KERNEL_NAME = "main_kernel"  # name of every device kernel that tvmconv generates
@@ -65,7 +66,8 @@ def _run_ncu(arguments: Sequence[str]) -> list[str]:
     ncu = shutil.which("ncu")
     if ncu is None:
         raise DeviceError("ncu is not on the PATH: install Nsight Compute, which comes with the CUDA toolkit")
-    process = subprocess.run([ncu, *arguments], capture_output=True, text=True, check=False)
+    with sharing.hold_gpu():
+        process = subprocess.run([ncu, *arguments], capture_output=True, text=True, check=False)
     if process.returncode:
         raise _make_error((process.stderr.strip() or process.stdout.strip()).splitlines())
     return process.stdout.splitlines()

@@ -29,7 +29,12 @@ class Accumulators:
 
     @classmethod
     def allocate(
-        cls, count: int, dtype: str, output_dtype: str = ACCUMULATOR, promoted: Buffer | None = None
+        cls,
+        count: int,
+        dtype: str,
+        output_dtype: str = ACCUMULATOR,
+        promoted: Buffer | None = None,
+        num_buffers: int = 1,
     ) -> Accumulators:
         """Allocate the registers.
 
@@ -38,9 +43,11 @@ class Accumulators:
             dtype: Type of the accumulators.
             output_dtype: Type of the output.
             promoted: Float32 sums, if the accumulators are added to a second set of registers.
+            num_buffers: Number of sets of accumulators that are promoted in turn.
         """
         stored_dtype = "uint32" if dtype == "int32" else dtype  # the bits, as TVM's table of PTX has them
-        registers = allocate("accumulators" if promoted is None else "products", count, stored_dtype)
+        name = "accumulators" if promoted is None else "products"
+        registers = allocate(name, num_buffers * count, stored_dtype)
         return cls(registers, count, dtype, promoted, output_dtype == "int32")
 
     def clear(self) -> None:
@@ -54,12 +61,16 @@ class Accumulators:
         assert self.promoted is not None
         fill_zeros(self.promoted, self.count)
 
-    def promote(self) -> None:
-        """Add the accumulators to the promoted sums; integers that are stored as they are replace them."""
+    def promote(self, buffer: int = 0) -> None:
+        """Add the accumulators to the promoted sums; integers that are stored as they are replace them.
+
+        Args:
+            buffer: Index of the set of accumulators.
+        """
         promoted = self.promoted
         assert promoted is not None
         with unrolled_loop(self.count, "i") as i:
-            value = self._widen(i)
+            value = self._widen(i + buffer * self.count if buffer else i)
             store(promoted, i, value if self.has_integer_output else promoted[i] + value)
 
     def list_sums(self) -> list[Expr]:

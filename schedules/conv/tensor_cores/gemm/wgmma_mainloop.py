@@ -7,6 +7,7 @@ Sources: CUTLASS, `include/cutlass/gemm/collective/sm90_mma_tma_gmma_ss_warpspec
 from __future__ import annotations
 
 import functools
+import itertools
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
@@ -27,6 +28,8 @@ from .tap_columns import PlaneWindows
 from .tile_scheduler import KRange, ResidueKRange, WorkTile
 from .tma import TmaCopy
 from .tma_loaders import Position, TapIterator
+
+MAX_BUFFERED_K_TILES = 6  # per iteration of the loop over K tiles with two sets of accumulators
 
 
 @dataclass(frozen=True)
@@ -140,6 +143,7 @@ class WgmmaMainloop:
     rows_per_tap: int = 0  # rows of A from one of these taps to the next
     promotion_k_tiles: int = 0  # K tiles after which accumulators are added to promoted sums; 0: never
     promotions_per_k_tile: int = 1  # of a K tile with more products than are added before a promotion
+    promotion_buffers: int = 1  # sets of accumulators; of two, one is promoted while the wgmmas of the other run
 
     @property
     def num_accumulators(self) -> int:
@@ -204,13 +208,18 @@ class WgmmaMainloop:
                 self._multiply_k_tiles, accumulators.registers, descriptors, *stages, warpgroup
             )
             release = functools.partial(_release_last_stage, *stages)
-            if self.promotions_per_k_tile > 1:
+            if self.promotion_buffers > 1:
+                leave = order.arrive if order else None
+                self._multiply_with_two_buffers(
+                    accumulators, descriptors, *stages, warpgroup, k_range.count, on_last_issue=leave
+                )
+            elif self.promotions_per_k_tile > 1:
                 self._multiply_with_promotions_within(accumulators, descriptors, *stages, warpgroup, k_range.count)
             elif self.promotion_k_tiles:
                 self._multiply_with_promotion(accumulators, k_range.count, multiply, release)
             else:
                 multiply(k_range.count)
-            if order:  # all wgmmas of the work tile are issued
+            if order and self.promotion_buffers == 1:  # all wgmmas of the work tile are issued
                 order.arrive()
             if not self.promotion_k_tiles:
                 release()
@@ -275,19 +284,92 @@ class WgmmaMainloop:
         count: Expr,
     ) -> None:
         """Multiply K tiles, and add the accumulators to the promoted sums several times in each."""
-        steps_per_promotion = ceil_div(len(self.k_steps), self.promotions_per_k_tile)
         accumulators.clear_promoted()
         with serial_loop(count, "k_tile"):
             pipeline.consumer_wait(state.index, state.phase)
             self._set_stage(descriptors, pipeline.stage_address(state.index), warpgroup)
-            for first in range(0, len(self.k_steps), steps_per_promotion):
-                k_steps = self.k_steps[first : first + steps_per_promotion]
+            for k_steps in self._list_promoted_steps():
                 self._issue(accumulators.registers, descriptors, k_steps, False)
                 wgmma_wait_group(0)
                 if k_steps[-1] == self.k_steps[-1]:
                     pipeline.consumer_release(state.index, thread)
                 accumulators.promote()
             state.advance()
+
+    def _list_promoted_steps(self) -> list[range]:
+        """Return the steps of a K tile that are added before each of its promotions."""
+        steps_per_promotion = ceil_div(len(self.k_steps), self.promotions_per_k_tile)
+        return [
+            self.k_steps[first : first + steps_per_promotion]
+            for first in range(0, len(self.k_steps), steps_per_promotion)
+        ]
+
+    def _multiply_with_two_buffers(
+        self,
+        accumulators: Accumulators,
+        descriptors: tuple[MatrixDescriptor, MatrixDescriptor],
+        pipeline: TmaPipeline,
+        state: PipelineState,
+        thread: ThreadPosition,
+        warpgroup: Expr,
+        count: Expr,
+        *,
+        on_last_issue: Callable[[], None] | None,
+    ) -> None:
+        """Multiply K tiles, and promote one of two sets of accumulators while the wgmmas of the other run.
+
+        The sets take turns: wgmmas of the next products are issued first, and those before are then complete when one
+        group remains. No wgmmas are in flight across iterations of a loop, where ptxas would let each of them wait for
+        the one before (C7514). An iteration therefore has several K tiles, and the tensor cores wait for the last
+        promotion of each.
+
+        Args:
+            accumulators: Sums of this thread.
+            descriptors: Matrix descriptors of A and B.
+            pipeline: Stages of the operands.
+            state: Stage that is read next.
+            thread: Position of this thread.
+            warpgroup: Index of the warpgroup among those that share the work tile.
+            count: Number of K tiles.
+            on_last_issue: Function that is called once all wgmmas are issued; None for none.
+        """
+
+        def multiply_k_tiles(num_k_tiles: int, *, is_last: bool = False) -> None:
+            buffer, parts = 1, self._list_promoted_steps()
+            for tile, part in itertools.product(range(num_k_tiles), range(len(parts))):
+                if part == 0:
+                    pipeline.consumer_wait(state.index, state.phase)
+                    self._set_stage(descriptors, pipeline.stage_address(state.index), warpgroup)
+                buffer = 1 - buffer
+                first_register = buffer * accumulators.count
+                self._issue(accumulators.registers, descriptors, parts[part], False, first_register)
+                if tile or part:
+                    wgmma_wait_group(1)
+                    if part == 0:
+                        pipeline.consumer_release(state.previous_index, thread)
+                    accumulators.promote(1 - buffer)
+                if part == len(parts) - 1:
+                    state.advance()
+            if is_last and on_last_issue:
+                on_last_issue()
+            _release_last_stage(pipeline, state, thread)
+            accumulators.promote(buffer)
+
+        accumulators.clear_promoted()
+        if isinstance(count, int):
+            num_iterations = ceil_div(count, MAX_BUFFERED_K_TILES)
+            k_tiles = ceil_div(count, num_iterations)
+            if count > k_tiles:
+                with serial_loop((count - 1) // k_tiles, "k_tiles"):
+                    multiply_k_tiles(k_tiles)
+            multiply_k_tiles((count - 1) % k_tiles + 1, is_last=True)
+            return
+        with serial_loop(count // MAX_BUFFERED_K_TILES, "k_tiles"):
+            multiply_k_tiles(MAX_BUFFERED_K_TILES)
+        with serial_loop(count % MAX_BUFFERED_K_TILES, "k_tile"):
+            multiply_k_tiles(1)
+        if on_last_issue:
+            on_last_issue()
 
     def sums(self, accumulators: Accumulators, k_range: KRange | ResidueKRange) -> Sequence[Expr]:
         """Return the sums of a work tile, which are zeros if it has no K tiles.
@@ -329,6 +411,7 @@ class WgmmaMainloop:
         descriptors: tuple[MatrixDescriptor, MatrixDescriptor],
         k_steps: range,
         accumulates: Expr,
+        first_register: int = 0,
     ) -> None:
         """Issue wgmmas of a K tile as one group; the first of them overwrite the sums unless `accumulates`."""
         a_descriptor, b_descriptor = descriptors
@@ -338,7 +421,7 @@ class WgmmaMainloop:
             tap, channel = divmod(k, self.block_k)
             for m_atom in range(self.m_atoms):
                 row = m_atom * self.rows_per_atom + tap * self.rows_per_tap
-                first = m_atom * self.atom.num_accumulators
+                first = first_register + m_atom * self.atom.num_accumulators
                 self.atom.emit(
                     [accumulators[first + e] for e in range(self.atom.num_accumulators)],
                     a_descriptor.encode_operand(a_layout.operand_offset(row, channel, itemsize)),

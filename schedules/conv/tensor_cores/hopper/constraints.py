@@ -14,7 +14,7 @@ from tvmconv.workloads.dtypes import INT8, get_itemsize
 
 from ...tile_config import Rule
 from ..implicit_gemm_shape import ImplicitGemmShape
-from ..promotion import has_eight_bits, has_integer_output
+from ..promotion import has_eight_bits, has_float8_sums, has_integer_output
 from .tile_config import (
     MAX_SWIZZLE_BYTES,
     OVERHEAD_REGISTERS,
@@ -136,6 +136,13 @@ def list_eight_bit_rules(w: Conv) -> list[Rule]:
     ]
     if w.dtype == INT8.name:
         rules.append(("wgmma of integers has N of a multiple of 16", lambda t: t.block_n % 16 == 0))
+    if has_float8_sums(w):
+        rules.append(
+            (
+                "two sets of accumulators take turns if sums are promoted in every k-tile",
+                lambda t: np.equal(t.promotion_buffers, 1) | np.equal(t.promotion_k_tiles(1), 1),
+            )
+        )
     if has_integer_output(w):
         rules.append(
             (

@@ -16,7 +16,15 @@ from tvmconv.workloads.layout import CHANNELS_LAST
 
 from ...tile_config import Rule, add_rules, declare_choices
 from ..implicit_gemm_shape import ImplicitGemmShape
-from ..promotion import KNOB, PROMOTION_INTERVALS, has_eight_bits, has_float8_sums, limit_accumulation_error
+from ..promotion import (
+    BUFFERS_KNOB,
+    KNOB,
+    PROMOTION_BUFFERS,
+    PROMOTION_INTERVALS,
+    has_eight_bits,
+    has_float8_sums,
+    limit_accumulation_error,
+)
 from .candidates import list_best
 from .constraints import (
     MAX_ACCUMULATORS,
@@ -26,7 +34,7 @@ from .constraints import (
 )
 from .latency import (
     estimate_latency_us,
-    list_promotion_intervals,
+    list_promotion_options,
     min_latency_us,
     select_default_config,
     select_kernel_schedule,
@@ -133,7 +141,9 @@ def declare_knobs(
     | | "narrow_last_wave" | several CTAs divide the channels of each tile of the last wave |
 
     8-bit floats have the knob `promotion_interval`: the number of products after which sums are promoted to float32. A
-    search has only the interval whose error is bounded; longer ones, and 0 for none, are for users who set them.
+    search has only the intervals whose error is bounded; longer ones, and 0 for none, are for users who set them. With
+    `promotion_buffers` of 2, a warpgroup has two sets of accumulators, and promotes one while the wgmmas of the other
+    run.
     """
     options, kernel_schedule = dict(KNOB_OPTIONS), COOPERATIVE
     has_kernel_schedules = can_compute_several_tiles(w)
@@ -151,7 +161,8 @@ def declare_knobs(
         values["raster_order"] = k.choice("raster_order", RASTER_ORDERS, default.raster_order)
         values["decomposition"] = k.choice("decomposition", DECOMPOSITIONS, default.decomposition)
     if has_float8_sums(w):
-        values[KNOB] = k.choice(KNOB, PROMOTION_INTERVALS, PROMOTION_INTERVALS[0])
+        values[KNOB] = k.choice(KNOB, PROMOTION_INTERVALS, default.promotion_interval)
+        values[BUFFERS_KNOB] = k.choice(BUFFERS_KNOB, PROMOTION_BUFFERS, default.promotion_buffers, missing=1)
     tiles = HopperTileConfig(**values, taps_per_copy=taps_per_copy, **describe_lines(w))
     best_us = None if estimate is estimate_latency_us else float(estimate(default, w))
     required = (*isa_constraints(w), *resource_constraints(w))
@@ -223,7 +234,7 @@ def list_starting_configs(
     """
     rules = [*isa_constraints(w), *resource_constraints(w), *rules]
     rules += pruning_constraints(w, estimate, float(estimate(default, w)) if default else None)
-    options = KNOB_OPTIONS | {"taps_per_copy": list_taps_per_copy_of_whole_lines(w)} | list_promotion_intervals(w)
+    options = KNOB_OPTIONS | {"taps_per_copy": list_taps_per_copy_of_whole_lines(w)} | list_promotion_options(w)
 
     def list_tiles(max_tiles: int, **fixed: Any) -> list[tuple[HopperTileConfig, float]]:
         fixed |= describe_lines(w)
@@ -269,7 +280,7 @@ def pruning_constraints(w: Conv, estimate: Estimate = estimate_latency_us, best_
     gemm = ImplicitGemmShape.from_workload(w)
     best_latency_us = min_latency_us(w) if best_us is None else best_us
     return [
-        *([limit_accumulation_error(lambda t: t.promoted_products(1))] if has_float8_sums(w) else []),
+        *(limit_accumulation_error(lambda t: t.promoted_products(1)) if has_float8_sums(w) else ()),
         (
             "tiles are less than twice as large as the product",
             lambda t: (t.block_m < 2 * max(gemm.m, 64)) & (t.block_n < 2 * max(gemm.n, 16)),

@@ -13,7 +13,14 @@ from tvmconv.workloads import Conv
 
 from ..implicit_gemm_shape import ACCUMULATOR_BYTES, ImplicitGemmShape
 from ..latency_model import bound_by_memory, combine_overlapping_times, estimate_k_tile_us
-from ..promotion import PROMOTION_INTERVALS, has_float8_sums, limit_accumulation_error
+from ..promotion import (
+    BUFFERS_KNOB,
+    KNOB,
+    PROMOTION_BUFFERS,
+    SEARCHED_INTERVALS,
+    has_float8_sums,
+    limit_accumulation_error,
+)
 from .candidates import select_best
 from .constraints import isa_constraints, require_whole_slices, resource_constraints
 from .tile_config import COOPERATIVE, KNOB_OPTIONS, PINGPONG, HopperTileConfig
@@ -32,13 +39,13 @@ WORKSPACE_LAUNCH_US, WORKSPACE_BYTES_PER_US = H200_FIT.mma_sync.workspace_launch
 NARROW_WAVE_TIME = 0.8
 
 # Rough time of a promotion of a warpgroup during which the tensor cores are idle, fitted to two layers on an H200. If
-# several warpgroups compute a tile, half of it is hidden.
-PROMOTION_LATENCY_US, PROMOTION_US_PER_ACCUMULATOR, EXPOSED_PROMOTION = 0.15, 1e-3, 0.5
+# several warpgroups compute a tile, half of it is hidden; with two sets of accumulators, nearly all of it.
+PROMOTION_LATENCY_US, PROMOTION_US_PER_ACCUMULATOR, EXPOSED_PROMOTION, HIDDEN_PROMOTION = 0.15, 1e-3, 0.5, 0.1
 
 
-def list_promotion_intervals(w: Conv) -> dict[str, tuple[int, ...]]:
-    """Return the knob of sums of 8-bit floats with the default interval; no knob for other dtypes."""
-    return {"promotion_interval": PROMOTION_INTERVALS[:1]} if has_float8_sums(w) else {}
+def list_promotion_options(w: Conv) -> dict[str, tuple[int, ...]]:
+    """Return the knobs of sums of 8-bit floats with the intervals of a search; no knobs for other dtypes."""
+    return {KNOB: SEARCHED_INTERVALS, BUFFERS_KNOB: PROMOTION_BUFFERS} if has_float8_sums(w) else {}
 
 
 def estimate_latency_us(
@@ -102,6 +109,7 @@ def _estimate_promotion_us(config: HopperTileConfig) -> Any:
     promotions = config.promotions_per_k_tile(1) / np.maximum(1, config.promotion_k_tiles(1))
     promotion_us = PROMOTION_LATENCY_US + config.num_accumulators * PROMOTION_US_PER_ACCUMULATOR
     share = np.where(np.greater(config.warpgroups_per_tile, 1), EXPOSED_PROMOTION, 1.0)
+    share = np.where(np.greater(config.promotion_buffers, 1), HIDDEN_PROMOTION, share)
     return np.where(np.greater(config.promotion_interval, 0), share * promotions * promotion_us, 0.0)
 
 
@@ -177,10 +185,10 @@ def min_latency_us(w: Conv) -> float:
 @functools.lru_cache(maxsize=256)
 def _select_best(w: Conv, kernel_schedule: str, b_is_mn_major: bool) -> tuple[HopperTileConfig | None, float]:
     """Return the legal config with the best estimate, if there is one, and the estimate in microseconds."""
-    options = KNOB_OPTIONS | {"taps_per_copy": list_taps_per_copy_of_whole_lines(w)} | list_promotion_intervals(w)
+    options = KNOB_OPTIONS | {"taps_per_copy": list_taps_per_copy_of_whole_lines(w)} | list_promotion_options(w)
     rules = [*isa_constraints(w), *resource_constraints(w)]
     if has_float8_sums(w):
-        rules.append(limit_accumulation_error(lambda t: t.promoted_products(1)))
+        rules += limit_accumulation_error(lambda t: t.promoted_products(1))
     if b_is_mn_major:
         rules.append(require_whole_slices(w.storage))
     if kernel_schedule == PINGPONG:

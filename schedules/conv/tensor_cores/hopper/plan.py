@@ -117,7 +117,8 @@ class KernelPlan:
         """Allocate the accumulators of a thread, and promoted sums if there are."""
         mainloop, count = self.mainloop, self.mainloop.num_accumulators
         promoted = allocate("sums", count, "float32") if mainloop.promotion_k_tiles else None
-        return Accumulators.allocate(count, mainloop.atom.accumulator_dtype, self.ops.dtype, promoted)
+        dtypes = mainloop.atom.accumulator_dtype, self.ops.dtype
+        return Accumulators.allocate(count, *dtypes, promoted, mainloop.promotion_buffers)
 
     @property
     def tma_outputs(self) -> list[str]:
@@ -240,6 +241,7 @@ def make_mainloop(problem: ConvProblem, config: HopperTileConfig, dilation: int)
         rows_per_tap=dilation if config.taps_per_copy > 1 else 0,
         promotion_k_tiles=int(config.promotion_k_tiles(atom.itemsize)),
         promotions_per_k_tile=int(config.promotions_per_k_tile(atom.itemsize)),
+        promotion_buffers=int(config.promotion_buffers),
     )
 
 

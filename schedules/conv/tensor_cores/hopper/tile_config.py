@@ -105,6 +105,7 @@ class HopperTileConfig(TileConfig):
     # Products of 8-bit floats after which accumulators are added to float32 sums: whole k-tiles, or a part of one; 0:
     # never.
     promotion_interval: Any = 0
+    promotion_buffers: Any = 1  # sets of accumulators; of two, one is promoted while the wgmmas of the other run
     input_loader: Any = CONVERTED  # how a channels-first X is loaded where there is a choice; see `input_loader.py`
     producer_warpgroups: Any = 1  # warpgroups whose warps load filters and halo rows
     output_eviction: Any = NORMAL  # "first": stores go to lines that leave L2 before those of the operands
@@ -162,7 +163,7 @@ class HopperTileConfig(TileConfig):
     @property
     def num_sums(self) -> Any:
         """Registers per thread of accumulators and of promoted sums."""
-        return self.num_accumulators * np.where(np.greater(self.promotion_interval, 0), 2, 1)
+        return self.num_accumulators * np.where(np.greater(self.promotion_interval, 0), 1 + self.promotion_buffers, 1)
 
     def products_per_k_tile(self, itemsize: int) -> Any:
         """Return the number of products that a k-tile adds to each sum."""

@@ -110,7 +110,7 @@ class WindowConfig(EstimatedTileConfig):
         """Return the conditions on configs that are worth a search."""
         rules: list[Rule] = [("windows are loaded ahead", lambda t: (t.stages > 1) | (t.ctas_per_sm > 1))]
         if has_float8_sums(w):
-            rules.insert(0, limit_accumulation_error(lambda t: t.promoted_products))
+            rules = [*limit_accumulation_error(lambda t: t.promoted_products), *rules]
         return rules
 
     @classmethod

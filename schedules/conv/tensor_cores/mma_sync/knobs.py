@@ -122,7 +122,7 @@ def declare_knobs(
     prunings = list_prunings(gemm)
     if has_float8_sums(w):
         values[KNOB] = k.choice(KNOB, PROMOTION_INTERVALS, PROMOTION_INTERVALS[0])
-        prunings.append(limit_accumulation_error(lambda t: t.promoted_products))
+        prunings += limit_accumulation_error(lambda t: t.promoted_products)
     if loaders:
         loader = k.choice(INPUT_LOADER, loaders, default.input_loader, missing=loaders[0])
         return _limit_by_loader(w, k, values | {INPUT_LOADER: loader}, best_us)
