@@ -25,7 +25,7 @@ from pathlib import Path
 from tvmconv.benchmarks.common import show
 from tvmconv.cli import options
 from tvmconv.cli.errors import UsageError
-from tvmconv.experiments.results import TUNED, Result
+from tvmconv.experiments.results import PREDICTED, TUNED, UNTUNED, Result
 from tvmconv.experiments.sweep import Sweep
 from tvmconv.reports.library_comparison import format_mean, list_compared_names, make_comparison_table
 from tvmconv.reports.tables import EMPTY_CELL, Table, format_micros, format_optional, sum_seconds
@@ -138,7 +138,8 @@ def make_networks_table(results: Mapping[Workload, Result], layers: Sequence[Lay
     networks: dict[str, list[Layer]] = {}
     for layer in layers:
         networks.setdefault(re.sub(r"\.\d+(\.[a-z]+)?$", "", layer.name), []).append(layer)
-    names = dict.fromkeys(row.name for result in results.values() for row in result.rows if row.name != TUNED)
+    own_names = (TUNED, PREDICTED, UNTUNED)
+    names = dict.fromkeys(row.name for result in results.values() for row in result.rows if row.name not in own_names)
     rows = []
     for network, own_layers in networks.items():
         measured = [(layer, results[layer.workload]) for layer in own_layers if layer.workload in results]
