@@ -32,6 +32,7 @@ DENSE = {  # ragged shapes with dilation, groups, strides, and padding of one si
     "direct": ("conv2d:2x3x37x33,32x3x7x7,s2,p3",),  # a first layer
     "implicit_gemm": ("conv2d:2x5x17x19,12x5x3x3,s1,p1",),
 }
+DOT_PRODUCTS = ("conv2d:2x4x37x33,32x4x7x7,s2,p3", "conv2d:3x24x9x11,14x12x2x3,s2x1,p1x0x0x1,d1x2,g2")
 DEPTHWISE = ("conv2d:2x72x15x17,72x1x5x5,s2,p2,g72", "conv2d:3x64x14x13,64x1x3x3,s1,p1,g64")
 EPILOGUES = {
     "i8": ("", "out-f16,scale,bias,relu", "scale,bias,add,relu,quantize", "scale,bias,relu,quantize,zero_point"),
@@ -46,8 +47,9 @@ def list_cases():
             schedule = "mma_sync_fp8" if name == "mma_sync" and dtype in FLOATS else name
             for options in epilogues:
                 yield schedule, _join(shape, dtype, options)
-    for shape, options in itertools.product(DEPTHWISE, EPILOGUES["i8"]):
-        yield "depthwise_nhwc", _join(shape, "i8", options)
+    for name, shapes in (("depthwise_nhwc", DEPTHWISE), ("dp4a", DOT_PRODUCTS)):
+        for shape, options in itertools.product(shapes, EPILOGUES["i8"]):
+            yield name, _join(shape, "i8", options)
 
 
 def _join(shape, dtype, options):
