@@ -39,7 +39,7 @@ from tvmconv.workloads import Conv
 SUITES = (("resnet50", 1), ("resnet50", 32), ("yolov8s", 1), ("yolov8s", 32), ("sd_unet", 2))
 DEVICE, MIN_SECONDS = "NVIDIA H200", 30e-6
 FLAGS_US = 1.7  # synchronization of CTAs with flags that a kernel clears before
-CASES = ("free", "stream-K", "split last wave")
+CASES = ("free", "stream-K", "split last wave", "narrow last wave")
 
 
 def list_tiles(w: Conv) -> Any:
@@ -55,16 +55,18 @@ def list_tiles(w: Conv) -> Any:
 def estimate_gains(w: Conv) -> list[float]:
     """Return the speed-ups of all cases."""
     tiles, gemm = list_tiles(w), ImplicitGemmShape.from_workload(w)
-    has_split_wave = tiles.splits_last_wave & np.ones(len(tiles.block_n), bool)
-    split, tiles = tiles.filter(has_split_wave), tiles.filter(~has_split_wave)
+    all_tiles = np.ones(len(tiles.block_n), bool)
+    has_split_wave, has_narrow_wave = tiles.splits_last_wave & all_tiles, tiles.narrows_last_wave & all_tiles
+    split, narrow = tiles.filter(has_split_wave), tiles.filter(has_narrow_wave)
+    tiles = tiles.filter(~(has_split_wave | has_narrow_wave))
     best_us = np.min(latency.estimate_latency_us(tiles, w))
     tiles = tiles.filter(tiles.cluster_size == 1)
     waves, num_ctas = tiles.num_tiles(gemm) / tiles.max_active_ctas, tiles.max_active_ctas
     tile_us = 2 * tiles.block_m * tiles.block_n * ACCUMULATOR_BYTES / latency.WORKSPACE_BYTES_PER_US
     free_us = latency.estimate_latency_us(tiles, w, waves=waves)
     stream_k_us = free_us + (waves % 1 > 0) * (num_ctas * tile_us + FLAGS_US)
-    split_us = np.min(latency.estimate_latency_us(split, w), initial=best_us)
-    return [max(1.0, float(best_us / np.min(each))) for each in (free_us, stream_k_us, split_us)]
+    split_us, narrow_us = (np.min(latency.estimate_latency_us(each, w), initial=best_us) for each in (split, narrow))
+    return [max(1.0, float(best_us / np.min(each))) for each in (free_us, stream_k_us, split_us, narrow_us)]
 
 
 def find_fastest_records() -> dict[str, Record]:

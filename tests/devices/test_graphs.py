@@ -101,11 +101,12 @@ def make_timer(num_sets=1):
 def test_the_first_replay_of_a_turn_does_not_count(clock):
     clock.take([1e-4])
     timer = make_timer()
-    clock.take([7e-4, 2e-4])  # the cache has what other kernels left
+    timer.take_turn(1e-3, counts=False)
+    clock.take([2e-4])  # behind a first replay, which finds the cache as other kernels left it
     clock.queued.clear()
     timer.take_turn(1e-3)
     assert clock.queued == [6]  # replays of two launches each
-    assert timer.finish().median == pytest.approx(2e-4)
+    assert timer.finish().seconds == pytest.approx((2e-4,) * 5)
     assert "in turns" in timer.finish().method
 
 
@@ -115,5 +116,5 @@ def test_a_long_launch_takes_one_turn(clock):
     clock.queued.clear()
     for _ in range(3):
         timer.take_turn(0.01)
-    assert clock.queued == [1]
+    assert clock.queued == []
     assert timer.finish().seconds == pytest.approx((0.7,))

@@ -127,7 +127,9 @@ def command_of(section, page, folder):
     if section.startswith("gradients-"):
         return ["bench", "layer-table", *reversed(recorded(f"*/gradients/{section}*.json.gz")), "--section", section]
     if section in ("video", "video-bare", "batches", "batches-depthwise"):
-        return ["bench", "layer-table", *recorded(f"*/{section}/*-tuned.json.gz"), "--section", section]
+        return ["bench", "layer-table", *recorded(f"*/{section}/*-tuned*.json.gz"), "--section", section]
+    if section == "batches-networks":
+        return ["bench", "layer-table", *recorded("*/batches/*-tuned*.json.gz"), "--by-network", "--section", section]
     (measured,) = recorded(f"*/*/{section}.json") or recorded(f"*/*/{section}.json.gz")
     if section.startswith("bounds-"):
         return ["bench", "bounds", "--from", measured, "-o", folder]

@@ -26,6 +26,8 @@ from tvm.ir import Call
 
 import tvmconv.relax
 from tvmconv.compiler.cuda_environment import make_cuda_environment
+from tvmconv.relax.kernels import CandidateQueue, KernelFinder, resolve_target
+from tvmconv.relax.optimize import plan_functions, prepare_module
 
 onnx = pytest.importorskip("onnx")
 from tvm.relax.frontend.onnx import from_onnx  # noqa: E402
@@ -51,11 +53,23 @@ def imported(source, model, x, importers=(from_exported_program, from_onnx)):
 @pytest.mark.parametrize("network", NETWORKS)
 def test_networks_equal_pytorch(network, source):
     model, x = NETWORKS[network](), torch.randn(1, 3, 32, 32)
-    optimized = tvmconv.relax.optimize_with_report(imported(source, model, x), CPU)
+    mod = imported(source, model, x)
+    optimized = tvmconv.relax.optimize_with_report(mod, CPU)
     assert optimized.report.num_replaced == len(optimized.report.lines) == NUM_CONVOLUTIONS[network]
     others = {"relax.add", "relax.maximum", "relax.minimum", "relax.clip", "relax.nn.relu", "relax.nn.conv2d"}
     assert len(list_calls(optimized.mod, others)) == NUM_LINEAR[network]  # the bias of the linear layer
     assert differ(optimized.compile(), model, x) < 1e-5
+    num_convolutions = NUM_CONVOLUTIONS[network] + NUM_LINEAR[network]
+    for arch in ("sm_80", "sm_90"):
+        assert count_kernels(mod, resolve_target(arch)) == num_convolutions, arch
+
+
+def count_kernels(mod, target):
+    """How many convolutions and linear layers have a schedule and a config on a target. Nothing is compiled."""
+    planned, _ = plan_functions(prepare_module(mod, has_kernels=True), target, "auto")
+    workloads = [workload for sites in planned.values() for _, workload in sites]
+    logs = KernelFinder(target, None).read_logs()
+    return sum(workloads.count(each) for each in set(workloads) if CandidateQueue(logs, each, target.device).advance())
 
 
 FAMILIES = {

@@ -85,7 +85,8 @@ def time_cudnn(
             stream = torch.cuda.current_stream(gpu.index).cuda_stream
             warm_up_gpu(torch, gpu, stream, None if is_busy else IDLE_WARM_UP_SECONDS)
         fastest = pick_fastest(w, inputs, gpu, cold=cold)
-        timing = fastest.time(seconds)
+        brief = Timing((fastest.seconds,), "CUDA graph, as picks are compared", cold)
+        timing = fastest.time(seconds) if seconds else brief
     finally:
         torch.cuda.empty_cache()  # PyTorch caches gigabytes per stream, which our kernels may need
 
@@ -218,9 +219,9 @@ class PickTimer:
     pick: CudnnPick
     timer: GraphTimer
 
-    def take_turn(self, seconds: float) -> None:
-        """Time launches for about these seconds."""
-        self.thread.submit(self.pick.take_turn, self.timer, seconds).result()
+    def take_turn(self, seconds: float, *, counts: bool = True) -> None:
+        """Time launches for about these seconds; the times count if `counts`."""
+        self.thread.submit(self.pick.take_turn, self.timer, seconds, counts).result()
 
     def finish(self) -> Timing:
         """Return the times of all turns."""
@@ -296,14 +297,14 @@ class CudnnPick:
         return timing
 
     def start_timer(self) -> GraphTimer:
-        """Return a timer of turns after a warm-up; only in the thread that created this object."""
+        """Return a timer of turns; only in the thread that created this object."""
         with self._on_stream():
             return GraphTimer(self._capture, self._stream.cuda_stream, self._sets)
 
-    def take_turn(self, timer: GraphTimer, seconds: float) -> None:
+    def take_turn(self, timer: GraphTimer, seconds: float, counts: bool) -> None:
         """Time launches by a timer of `start_timer` for about these seconds; likewise in one thread."""
         with self._on_stream():  # a graph is replayed on the current stream
-            timer.take_turn(seconds)
+            timer.take_turn(seconds, counts=counts)
 
     def time_briefly(self) -> float:
         """Return the median seconds of a launch for `PICK_SECONDS`, without a warm-up; likewise in one thread."""

@@ -263,8 +263,10 @@ def extract_tasks(mod: IRModule, device: Device) -> list[list[Any]]:
     return [[task.task_name, task.dispatched[0], int(task.weight)] for task in tasks]
 
 
-def compile_module(mod: IRModule, device: Device, folder: Path) -> Any:
-    """Compile a module with the schedules in the databases of `tune_module`, and others by TVM's default pipeline."""
+def compile_module(mod: IRModule, device: Device, folder: Path) -> tuple[Any, int]:
+    """Compile a module with the schedules in the databases of `tune_module`, and others by TVM's default pipeline; also
+    return how many functions have schedules of a database.
+    """
     import tvm
     from tvm import relax
     from tvm.s_tir.meta_schedule.database import JSONDatabase, UnionDatabase
@@ -275,7 +277,10 @@ def compile_module(mod: IRModule, device: Device, folder: Path) -> Any:
         fused = relax.get_pipeline("zero")(mod)  # it would ask for the size of the databases, and a union has none
     with target, UnionDatabase(*databases):
         scheduled = relax.transform.MetaScheduleApplyDatabase()(fused)
-    return tvm.compile(scheduled, target)
+    num_scheduled = sum(
+        bool(function.attrs and function.attrs.get("tirx.is_scheduled")) for function in scheduled.functions.values()
+    )
+    return tvm.compile(scheduled, target), num_scheduled
 
 
 def main(argv: Sequence[str]) -> None:

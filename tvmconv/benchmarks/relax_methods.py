@@ -349,8 +349,8 @@ def _prepare_metaschedule(worker: Worker) -> Prepared:
             seconds=worker.case.metaschedule_seconds,
             use_gpu=worker.use_gpu,
         )
-        executable = metaschedule_model.compile_module(module, worker.device, folder)
-        return _prepare_executable(worker, executable, asdict(result))
+        executable, num_scheduled = metaschedule_model.compile_module(module, worker.device, folder)
+        return _prepare_executable(worker, executable, asdict(result) | {"num_scheduled": num_scheduled})
 
 
 def _prepare_pytorch(worker: Worker) -> Prepared:

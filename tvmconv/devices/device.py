@@ -166,8 +166,8 @@ class Device(ABC):
 class TurnTimer(Protocol):
     """Timer of a kernel or a library in turns with others, so that all of them run at the same clocks."""
 
-    def take_turn(self, seconds: float) -> None:
-        """Time launches for about these seconds."""
+    def take_turn(self, seconds: float, *, counts: bool = True) -> None:
+        """Time launches for about these seconds; the times count if `counts`."""
 
     def finish(self) -> Timing:
         """Return the times of all turns."""
@@ -209,7 +209,7 @@ class LoadedKernel(ABC):
     def open_timer(
         self, inputs: Sequence[NDArray[Any]], *, cold: bool = False
     ) -> AbstractContextManager[TurnTimer] | None:
-        """Return a block with a timer of turns, after a warm-up; None if the device has no such timer.
+        """Return a block with a timer of turns; None if the device has no such timer.
 
         The arguments are those of `time`.
         """

@@ -31,7 +31,10 @@ from tvmconv.workloads import Workload
 from tvmconv.workloads.registry import as_workload
 
 NUM_QUANTILES = 21
-NUM_TURNS = 6  # of each row in a round, if rows can be timed in turns
+NUM_TURNS, NUM_WARM_UP_TURNS = (
+    6,
+    3,
+)  # of each row in a round, if rows can be timed in turns; the first ones do not count
 
 ProgressCallback = Callable[[str], None]
 
@@ -278,7 +281,7 @@ class _Benchmark:
         )
         try:
             with sharing.hold_gpu():
-                library_run = run_library(seconds=self.round_seconds)
+                library_run = run_library(seconds=0.0)  # it is timed later, in turn with the others
         except UnsupportedDeviceError:
             raise
         except Error as error:
@@ -355,9 +358,9 @@ class _Benchmark:
                     if block is None:
                         return None
                     timers.append(stack.enter_context(block))
-                for _ in range(NUM_TURNS):
+                for turn in range(-NUM_WARM_UP_TURNS, NUM_TURNS):
                     for timer in timers:
-                        timer.take_turn(self.round_seconds / NUM_TURNS)
+                        timer.take_turn(self.round_seconds / NUM_TURNS, counts=turn >= 0)
                 return [timer.finish() for timer in timers]
             except Error:
                 return None  # the row is timed alone, and fails again

@@ -189,7 +189,7 @@ class KernelFinder:
 
     def _build_for_cuda(self, workloads: Sequence[Workload], device: Device) -> None:
         """Build the best candidate of each workload, and the next one where it fails."""
-        candidates = {workload.text: _CandidateQueue(self.read_logs(), workload, device) for workload in workloads}
+        candidates = {workload.text: CandidateQueue(self.read_logs(), workload, device) for workload in workloads}
         while batch := [(queue, queue.candidate) for queue in candidates.values() if queue.advance()]:
             executables = _build_executables([(queue.workload, candidate) for queue, candidate in batch], device)
             for (queue, candidate), executable in zip(batch, executables, strict=True):
@@ -208,7 +208,7 @@ class KernelFinder:
         device = self._target.device
         if device is None:
             return FoundKernel(make_symbol(workload), DECLARATION, "", declare_function(workload))
-        queue = _CandidateQueue(self.read_logs(), workload, device)
+        queue = CandidateQueue(self.read_logs(), workload, device)
         while queue.advance():
             try:
                 kernel = build_for_device(workload, queue.candidate.schedule, device, queue.candidate.config)
@@ -255,7 +255,7 @@ def declare_function(workload: Workload) -> PrimFunc:
     return workload.prim_func().with_attrs(marks)
 
 
-class _CandidateQueue:
+class CandidateQueue:
     """The candidates of a workload, of which the next is tried when one fails."""
 
     def __init__(self, logs: RecordIndex, workload: Workload, device: Device) -> None:
@@ -324,7 +324,7 @@ def _build_executables(inputs: Sequence[tuple[Workload, Candidate]], device: Dev
     return results  # type: ignore[return-value]
 
 
-def _make_external(queue: _CandidateQueue, candidate: Candidate, executable: Executable, device: Device) -> FoundKernel:
+def _make_external(queue: CandidateQueue, candidate: Candidate, executable: Executable, device: Device) -> FoundKernel:
     """Return a compiled kernel as an external function; raise CompileError if it cannot be one."""
     check_executable(executable, candidate.schedule.name)
     return FoundKernel(
@@ -355,7 +355,7 @@ def _explain_external(kernel: Kernel) -> str | None:
     return None
 
 
-def _make_scheduled(kernel: Kernel, queue: _CandidateQueue) -> FoundKernel:
+def _make_scheduled(kernel: Kernel, queue: CandidateQueue) -> FoundKernel:
     """Return a kernel as a scheduled function of TIR."""
     symbol = make_symbol(queue.workload)
     attributes = {"global_symbol": symbol, "tirx.is_scheduled": True, "op_pattern": OPAQUE_PATTERN}

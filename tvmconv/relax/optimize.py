@@ -215,7 +215,7 @@ def _replace_in_module(
             if batch_sizes:
                 mod = specialize_batch(mod, list(_list_functions(mod)), batch_sizes)
             prepared = prepare_module(mod, has_kernels=target.device is not None)
-            planned, lines = _plan_functions(prepared, target, layout, tf32=tf32)
+            planned, lines = plan_functions(prepared, target, layout, tf32=tf32)
         times = TvmTimes()
         if seconds is not None:
             times = _search(prepared, planned, target, finder, deadline, timer, tvm_timer)
@@ -274,7 +274,7 @@ def _is_foreign(function: relax.Function) -> bool:
 Planned = dict[str, list[tuple[RelaxConvolution, ConvOperator]]]
 
 
-def _plan_functions(
+def plan_functions(
     mod: IRModule, target: CompileTarget, layout: Layout, *, tf32: bool = False
 ) -> tuple[Planned, list[ConvolutionReport]]:
     """Return the convolutions of each function with their layouts, and the reports on those that are no workload."""

@@ -36,6 +36,11 @@ OPERATION_NAMES: dict[Any, str] = {
 }
 
 
+# Names of PyTorch's functions that only make views, or that no kernel computes.
+UNLISTED_NAMES = {"getitem", "permute", "view", "reshape", "flatten", "unflatten", "transpose", "squeeze", "unsqueeze"}
+UNLISTED_NAMES |= {"expand", "detach", "chunk", "split", "getattr", "size", "movedim", "contiguous", "empty", "to"}
+
+
 class FusedGraphBackend:
     """A backend of `torch.compile` for one model.
 
@@ -48,22 +53,43 @@ class FusedGraphBackend:
         self._log, self._choose = log, choose
         self.deadline: Deadline | None = None  # of the selection of kernels
         self.is_selecting = True  # whether products that are not in the kernel table are compared with PyTorch's
-        self.counts: Counter[str] = Counter()  # of the operations that operators compute, in the graphs so far
+        # Operations that operators compute, and those of PyTorch by the names of functions, in the graphs so far.
+        self.counts: Counter[str] = Counter()
+        self.other_counts: Counter[str] = Counter()
 
     def __call__(self, gm: fx.GraphModule, inputs: Sequence[Any]) -> fx.GraphModule:
         """Return a graph with operators in place of what they can compute."""
         options: dict[str, Any] = {"log": self._log, "choose": self._choose, "deadline": self.deadline}
+        options |= {"is_eager": True, "is_selecting": self.is_selecting, "skips_compared": True}
         try:
-            graph = insert_operators(gm, inputs, is_eager=True, is_selecting=self.is_selecting, **options)
+            graph = insert_operators(gm, inputs, **options)
         except DeviceError:  # tvmconv has no device for PyTorch's
             return gm
-        self.counts.update(OPERATION_NAMES[node.target] for node in graph.graph.nodes if node.target in OPERATION_NAMES)
+        if self.is_selecting:
+            self._count(graph.graph)
         return graph
 
+    def _count(self, graph: fx.Graph) -> None:
+        """Count the operations of a graph."""
+        for node in graph.nodes:
+            if node.target in OPERATION_NAMES:
+                self.counts[OPERATION_NAMES[node.target]] += 1
+            elif node.op in ("call_function", "call_method") and not _is_own(node.target):
+                name = getattr(node.target, "__name__", str(node.target)).strip("_")
+                self.other_counts.update([name] if name not in UNLISTED_NAMES else [])
+
     def describe(self) -> str:
-        """Return a sentence with the number of operations that operators compute."""
+        """Return sentences with the number of operations that operators compute, and of those that PyTorch computes."""
         found = ", ".join(f"{count} {name}" for name, count in self.counts.most_common())
-        return f"The model runs as a graph, in which operators compute {found or 'convolutions alone'}."
+        text = f"The model runs as a graph, in which operators compute {found or 'convolutions alone'}."
+        if others := ", ".join(f"{count} {name}" for name, count in self.other_counts.most_common()):
+            text += f" PyTorch's functions there: {others}."
+        return text
+
+
+def _is_own(target: Any) -> bool:
+    """Return whether a function or operator is one of this package."""
+    return str(getattr(target, "__module__", "")).startswith("tvmconv") or str(target).startswith("tvmconv.")
 
 
 def fuse_model(model: torch.nn.Module, backend: FusedGraphBackend) -> None:

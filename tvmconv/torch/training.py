@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
 import os
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -182,12 +183,24 @@ def run_step(model: torch.nn.Module, arguments: Sequence[Any], *, has_backward: 
 
     Raises ModelError if the model does not run.
     """
-    with translate_to_model_error("the model does not run on the example"), torch.enable_grad():
-        buffers = {name: buffer.clone() for name, buffer in model.named_buffers()}
-        with _keep_random_state():
-            outputs = torch.func.functional_call(model, buffers, _clone_example(arguments))
-            if has_backward:
-                _compute_gradients(model, outputs)
+    failure = "the model does not run on the example"
+    with translate_to_model_error(failure), torch.enable_grad(), _keep_random_state(), _keep_buffers(model) as buffers:
+        outputs = torch.func.functional_call(model, buffers, _clone_example(arguments))
+        if has_backward:
+            _compute_gradients(model, outputs)
+
+
+@contextlib.contextmanager
+def _keep_buffers(model: torch.nn.Module) -> Iterator[dict[str, torch.Tensor]]:
+    """Give copies of a model's buffers, and restore those that a backward pass with checkpoints has written to."""
+    copies, saved = ({name: buffer.detach().clone() for name, buffer in model.named_buffers()} for _ in range(2))
+    try:
+        yield copies
+    finally:
+        with torch.no_grad():
+            for name, buffer in model.named_buffers():
+                if not torch.equal(buffer, saved[name]):  # expanded buffers, for example, cannot be written to
+                    buffer.copy_(saved[name])
 
 
 def _clone_example(arguments: Sequence[Any]) -> Any:
@@ -217,15 +230,14 @@ def _time_step(
     """Return the seconds of a forward and backward pass; None if no time is left."""
     if deadline is not None and deadline.cut_off.has_passed:
         return None
-    buffers = {name: buffer.clone() for name, buffer in model.named_buffers()}
     inputs = _clone_example(arguments)
-
-    def step() -> None:
-        with torch.enable_grad():
-            _compute_gradients(model, torch.func.functional_call(model, buffers, inputs))
-
     try:
-        with _keep_random_state():
+        with _keep_random_state(), _keep_buffers(model) as buffers:
+
+            def step() -> None:
+                with torch.enable_grad():
+                    _compute_gradients(model, torch.func.functional_call(model, buffers, inputs))
+
             return time_call(step, torch_device)
     except RuntimeError as error:
         raise ModelError(f"a training step does not run on the example: {str(error).splitlines()[0]}") from error

@@ -59,12 +59,14 @@ def insert_operators(
     deadline: Deadline | None,
     is_eager: bool = False,
     is_selecting: bool = True,
+    skips_compared: bool = False,
 ) -> fx.GraphModule:
     """Return a graph with the operator in place of the convolutions that have kernels; log a report at level INFO.
 
     With `is_eager`, no compiler fuses the rest of the graph. Without `is_selecting`, kernels are those that the kernel
-    table has, and no others are compared. The graph itself is returned if it has no convolutions that kernels could
-    compute. Raises DeviceError if tvmconv has no device for PyTorch's.
+    table has, and no others are compared. With `skips_compared`, none are compared a second time, as without a
+    deadline. The graph itself is returned if it has no convolutions that kernels could compute. Raises DeviceError if
+    tvmconv has no device for PyTorch's.
     """
     is_static = all(isinstance(value, torch.Tensor) for value in inputs)
     if not is_static or not any(_is_convolution(node) for node in gm.graph.nodes):
@@ -94,7 +96,7 @@ def insert_operators(
     if is_selecting:
         provider = make_training_provider(device, torch_device, log, lambda text: _logger.debug("%s", text))
         tasks = collect_tasks(calls)
-        if deadline is None:  # what `optimize` or another graph compared before needs no second comparison
+        if deadline is None or skips_compared:  # `optimize` or another graph may have compared products before
             tasks = [task for task in tasks if (task.product, task.call) not in table.compared]
         with torch.no_grad():
             notes = fill_table(tasks, provider, choose, deadline)

@@ -27,6 +27,7 @@ NUM_PROBES, PROBE_SECONDS = 4, 10e-3  # extra replays that estimate the launch t
 WARM_UP_SECONDS = 0.05  # a GPU that was just busy reaches its full clocks within this time
 IDLE_WARM_UP_SECONDS = 0.2  # an idle GPU keeps its low clocks for a part of this time
 MAX_WARM_UP_SECONDS = 0.5  # the warm-up ends after this time even if the launch time still changes
+TURN_WARM_UP_SECONDS = 0.01  # before the first turn, which does not count either
 SPAN_SECONDS, MAX_SPAN_REPLAYS = 0.015, 500  # a span of consecutive replays, of which the fastest is compared
 NUM_STEADY_SPANS, MAX_STEADY_SPREAD = 3, 0.02  # clocks are steady if this many spans differ by at most this fraction
 
@@ -115,7 +116,7 @@ def time_buffer_sets(capture: Callable[[int], Replay], stream: int, sets: Buffer
 class GraphTimer:
     """Timer of launches in turns, between which other kernels run; see `TurnTimer`.
 
-    The constructor warms the GPU up. The first replay of a turn does not count: it finds the cache as others left it.
+    The first replay of a turn does not count: it finds the cache as others left it.
 
     Args:
         capture: Function from a number of launches to a function that queues them; they have run before.
@@ -124,22 +125,25 @@ class GraphTimer:
     """
 
     def __init__(self, capture: Callable[[int], Replay], stream: int, sets: BufferSets) -> None:
-        self._stream, self._sets = stream, sets
-        self._replay_seconds = warm_up(capture(sets.num_sets), stream)
+        self._stream, self._sets, self._launches = stream, sets, sets.num_sets
+        self._replay = capture(sets.num_sets)
+        (self._replay_seconds,) = time_between_events(stream, self._replay, 1)
         self._is_long = self._replay_seconds >= sets.num_sets * LONG_LAUNCH_SECONDS
-        self._replay, self._launches = capture(sets.num_sets), sets.num_sets
+        self._samples = [self._replay_seconds / sets.num_sets] * self._is_long
         if not self._is_long:
+            time_between_events(stream, self._replay, max(1, int(TURN_WARM_UP_SECONDS / self._replay_seconds)))
             self._replay, self._launches = capture_until_long_enough(capture, stream, launch_multiple=sets.num_sets)
-            self._replay_seconds *= self._launches / sets.num_sets
-        self._samples: list[float] = []
+            self._replay_seconds = min(time_between_events(stream, self._replay, NUM_PROBES))
 
-    def take_turn(self, seconds: float) -> None:
-        """Time launches for about these seconds; one of a long launch suffices."""
-        if self._is_long and self._samples:
+    def take_turn(self, seconds: float, *, counts: bool = True) -> None:
+        """Time launches for about these seconds, unless they are long; the times count if `counts`."""
+        if self._is_long:
             return
-        count = 1 + max(0 if self._is_long else 1, int(seconds / self._replay_seconds))
-        samples = time_between_events(self._stream, self._replay, count)
-        self._samples += [sample / self._launches for sample in samples[1:] or samples]
+        count = 1 + max(1, int(seconds / self._replay_seconds))
+        samples = time_between_events(self._stream, self._replay, count)[1:]
+        self._replay_seconds = min(samples)
+        if counts:
+            self._samples += [sample / self._launches for sample in samples]
 
     def finish(self) -> Timing:
         """Return the times of all turns."""
