@@ -164,10 +164,10 @@ def test_searches_and_defaults_promote_within_the_bound():
         w = tc.parse(f"conv2d:8x256x40x40,256x256x3x3,s1,p1,{name},nhwc")
         schedule = find_schedule(w, schedule_name)
         space = space_of(w, schedule_name)
-        assert space.default["promotion_interval"] == 128
+        assert space.default["promotion_interval"] == 192
         for config in schedule.list_starting_configs(w):
-            assert config["promotion_interval"] in (128, 192)
-        for interval, is_searched in ((128, True), (256, False), (0, False)):
+            assert config["promotion_interval"] == 192
+        for interval, is_searched in ((192, True), (128, False), (256, False), (0, False)):
             point = space.point_from_config({**space.default, "promotion_interval": interval})
             assert space.is_legal(point[None])[0] == is_searched
             assert schedule.apply(w, {"promotion_interval": interval})[1].config["promotion_interval"] == interval
