@@ -14,7 +14,7 @@ from parallel_builds import build_all
 
 import tvmconv as tc
 from tvmconv.verification import Problem
-from tvmconv.workloads.quantization import LIMITS
+from tvmconv.workloads.quantization import LIMITS, bound_accumulation_error
 
 pytestmark = pytest.mark.gpu
 
@@ -66,15 +66,21 @@ NOT_FINITE = [
     (schedule, f"conv2d:1x64x7x9,32x64x1x1,s1,p0,{dtype},nhwc,scale,bias,quantize")
     for schedule, dtype in itertools.product(("hopper", "mma_sync_fp8"), FLOATS)
 ]
+POSITIVE = "conv2d:1x1280x16x16,128x1280x3x3,s1,p1,e4m3,nhwc,out-f32"
+INTERVALS = {
+    (interval, buffers): ("hopper", POSITIVE, tuple(config.items()))
+    for interval, buffers, block_k_bytes in ((192, 1, 64), (192, 2, 128), (256, 1, 64), (512, 1, 64), (1024, 1, 64))
+    for config in [{"block_k_bytes": block_k_bytes, "promotion_interval": interval, "promotion_buffers": buffers}]
+}
 ROUNDED = [case for case in CASES if get_output_dtype(case[1]) in LIMITS and "silu" not in case[1]]
 
 
 @pytest.fixture(scope="module")
 def load(gpu):
-    built = build_all([*CASES, *NOT_FINITE], gpu.arch)
+    built = build_all([*CASES, *NOT_FINITE, *INTERVALS.values()], gpu.arch)
 
-    def load(schedule, text):
-        executable = built[schedule, text]
+    def load(*case):
+        executable = built[case]
         if isinstance(executable, str):
             if "needs sm_" in executable:
                 pytest.skip(executable)
@@ -157,3 +163,19 @@ def test_nan_stays_and_infinity_saturates(load, schedule, text):
     assert (found[..., 1] == high).all()
     assert (found[..., 2] == low).all()
     assert np.isfinite(found[..., 3:]).all()
+
+
+@pytest.fixture(scope="module")
+def positive():
+    w = tc.parse(POSITIVE)
+    inputs = [np.abs(array.astype(np.float32)).astype(array.dtype) for array in w.inputs(0)]
+    return inputs, w.reference(*inputs)
+
+
+@pytest.mark.parametrize(("interval", "buffers"), INTERVALS)
+def test_sums_of_positive_numbers_are_within_their_bound(load, positive, interval, buffers):
+    inputs, expected = positive
+    found = load(*INTERVALS[interval, buffers]).run(inputs).astype(np.float64).reshape(expected.shape)
+    error = np.linalg.norm(found - expected) / np.linalg.norm(expected)
+    print(f"promotion every {interval} products, {buffers} sets: error {error:.2e}")
+    assert error <= bound_accumulation_error(interval)
