@@ -2,6 +2,7 @@
 
 import contextlib
 import sys
+import time
 from types import SimpleNamespace
 
 import numpy as np
@@ -15,6 +16,7 @@ from tvmconv.baselines import cudnn, cupy
 from tvmconv.baselines.base import UnsupportedDeviceError
 from tvmconv.baselines.torch_calls import TorchConvCall
 from tvmconv.devices.cuda.device import CudaDevice
+from tvmconv.devices.cuda.graphs import IDLE_WARM_UP_SECONDS
 from tvmconv.errors import DeviceError
 from tvmconv.verification import Problem
 from tvmconv.workloads import parse
@@ -220,6 +222,26 @@ def test_the_gpu_is_warm_before_cudnn_tries_its_algorithms(steps, described, num
     assert steps.done == [("warm up", 7)] + [("compute", tries, number or 0)] * 3
     assert steps.torch.backends.cudnn.benchmark_limit == 10  # as before
     assert ("best algorithm" if tries else "algorithm by heuristics") in picked.description
+
+
+@pytest.mark.parametrize(("seconds_ago", "warm_up_seconds"), [(0.0, None), (5.0, IDLE_WARM_UP_SECONDS)])
+def test_a_gpu_that_another_process_has_just_used_is_warm(steps, described, monkeypatch, seconds_ago, warm_up_seconds):
+    warm_ups = []
+    fastest = SimpleNamespace(
+        seconds=1e-6,
+        pick=SimpleNamespace(description="a pick"),
+        compute_output=lambda: None,
+        **dict.fromkeys(["time_elsewhere", "open_timer", "close"]),
+    )
+    steps.torch.cuda.current_stream = lambda index: SimpleNamespace(cuda_stream=7)
+    steps.torch.cuda.empty_cache = lambda: None
+    monkeypatch.setattr(cudnn, "require_gpu", lambda device, *_: device)
+    monkeypatch.setattr(cudnn, "pick_fastest", lambda *_, **how: fastest)
+    monkeypatch.setattr(cudnn, "warm_up", lambda replay, stream, seconds: warm_ups.append(seconds))
+    monkeypatch.setattr(cudnn.sharing, "get_last_use", lambda: time.monotonic() - seconds_ago)
+    timed = cudnn.time_cudnn(CONVOLUTION, CONVOLUTION.inputs(0), device=described, seconds=0)
+    assert warm_ups == [warm_up_seconds]
+    assert timed.timing.times == (1e-6,)
 
 
 def test_a_pick_is_timed_briefly_and_leaves_the_gpu_warm_for_the_next_one(steps, described, monkeypatch):

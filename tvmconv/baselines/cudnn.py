@@ -80,8 +80,7 @@ def time_cudnn(
     torch = torch_with_cudnn()  # raises before threads are started
     try:
         with translate_library_errors("cuDNN through PyTorch", gpu, RuntimeError), torch.cuda.device(gpu.index):
-            if time.monotonic() - sharing.get_last_use() > MAX_IDLE_SECONDS:
-                is_busy = time.monotonic() - CudnnPick.get_last_use(gpu) <= MAX_IDLE_SECONDS
+            is_busy = time.monotonic() - CudnnPick.get_last_use(gpu) <= MAX_IDLE_SECONDS
             stream = torch.cuda.current_stream(gpu.index).cuda_stream
             warm_up_gpu(torch, gpu, stream, None if is_busy else IDLE_WARM_UP_SECONDS)
         fastest = pick_fastest(w, inputs, gpu, cold=cold)
