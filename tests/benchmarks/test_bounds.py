@@ -12,6 +12,7 @@ from tvmconv.benchmarks.layer_table import (
     make_layer_table,
     make_networks_table,
     make_summary_table,
+    merge_provenances,
 )
 from tvmconv.benchmarks.torch_table import make_layout_table, make_quantized_table, make_torch_models_table
 from tvmconv.benchmarks.torch_training_table import make_training_table
@@ -144,3 +145,9 @@ def test_networks_of_layers_have_a_line_each():
     assert [row[0] for row in table.rows] == sorted(networks)
     row = next(row for row in table.rows if row[0] == "yolov8s-b32")
     assert int(row[1]) == len(networks["yolov8s-b32"]) > 5
+
+
+def test_runs_on_a_device_share_a_legend():
+    runs = ["A; v 1, c 2, best; 2026-01-02; `two`", "A; v 1, c 2; 2026-01-01; `one`", "B; v 1; 2026-01-01; `one`"]
+    merged = ["A; v 1, c 2; 2026-01-01: `one`; 2026-01-02: `two`", "B; v 1; 2026-01-01: `one`"]
+    assert merge_provenances(runs) == merged
