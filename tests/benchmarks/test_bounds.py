@@ -5,7 +5,13 @@ from pathlib import Path
 
 import pytest
 
-from tvmconv.benchmarks.layer_table import keep_newest, make_layer_table, make_networks_table, make_summary_table
+from tvmconv.benchmarks.layer_table import (
+    keep_newest,
+    make_layer_table,
+    make_networks_table,
+    make_summary_table,
+    merge_provenances,
+)
 from tvmconv.benchmarks.torch_table import make_layout_table, make_quantized_table, make_torch_models_table
 from tvmconv.benchmarks.torch_training_table import make_training_table
 from tvmconv.experiments.sweep import Sweep
@@ -128,3 +134,9 @@ def test_a_table_of_networks_adds_the_measured_layers_as_often_as_they_occur():
     assert float(rows[0]["cudnn / tuned"]) == pytest.approx(cudnn / tuned, rel=0.01)
     assert float(rows[0]["of the limits"].rstrip("%")) == pytest.approx(75, abs=1)  # both have the same limit
     assert rows[1]["tuned [µs]"] == "—"
+
+
+def test_runs_on_a_device_share_a_legend():
+    runs = ["A; v 1, c 2, best; 2026-01-02; `two`", "A; v 1, c 2; 2026-01-01; `one`", "B; v 1; 2026-01-01; `one`"]
+    merged = ["A; v 1, c 2; 2026-01-01: `one`; 2026-01-02: `two`", "B; v 1; 2026-01-01: `one`"]
+    assert merge_provenances(runs) == merged

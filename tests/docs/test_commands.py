@@ -34,6 +34,7 @@ PACKAGES = ("tvmconv", "schedules")
 # Pages for readers who know README, guide and tutorials. Other tests run most of their commands in other words.
 SLOW_PAGES = {
     "docs/backward.md",
+    "docs/gradient-measurements.md",
     "docs/eight-bits.md",
     "docs/extending.md",
     "docs/gallery.md",

@@ -126,7 +126,8 @@ def command_of(section, page, folder):
             section,
         ]
     if section.startswith("gradients-"):
-        return ["bench", "layer-table", *reversed(recorded(f"*/gradients/{section}*.json.gz")), "--section", section]
+        files = reversed(recorded(f"*/gradients/{section}*.json.gz"))
+        return ["bench", "layer-table", *files, "--short-legend", "--section", section]
     if section in ("video", "video-bare", "batches", "batches-depthwise"):
         return ["bench", "layer-table", *recorded(f"*/{section}/*-tuned*.json.gz"), "--section", section]
     if section == "batches-networks":

@@ -1,7 +1,7 @@
 """Make a table of single layers, one line for each workload, from the results of `tvmconv bench tune-suite`.
 
     tvmconv bench layer-table results/*-tuned.json
-    tvmconv bench layer-table results/grouped-tuned.json --section grouped --update-page docs/backward.md
+    tvmconv bench layer-table results/grouped-tuned.json --section grouped --update-page docs/gradient-measurements.md
     tvmconv bench layer-table tuning_logs/*/gradients/*.json.gz --summary
     tvmconv bench layer-table tuning_logs/*/gradients/*.json.gz --networks tuning_logs/gradient-networks.json
 
@@ -46,6 +46,8 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     lines.add_argument("--summary", action="store_true", help="Print a line for each kind of layers.")
     text = "Print a line for each network of this suite."
     lines.add_argument("--networks", type=Path, metavar="FILE", help=text)
+    text = "Name the versions once for all runs on a device."
+    parser.add_argument("--short-legend", action="store_true", help=text)
     options.add_page(parser)
 
 
@@ -64,7 +66,8 @@ def run(args: argparse.Namespace) -> int:
         table, legend = make_networks_table(results, read_suite(args.networks)), NETWORKS_LEGEND
     else:
         newest = keep_newest(sweeps)
-        provenance = "\n\n".join(dict.fromkeys(sweep.provenance for sweep in newest))
+        provenances = list(dict.fromkeys(sweep.provenance for sweep in newest))
+        provenance = "\n\n".join(merge_provenances(provenances) if args.short_legend else provenances)
         table, legend = make_layer_table(newest), f"Median times. {provenance}"
     show(table, args, args.section, legend)
     return 0
@@ -87,6 +90,23 @@ def keep_newest(sweeps: dict[Path, Sweep]) -> list[Sweep]:
             labels, results = map(list, zip(*labeled, strict=True))
             kept.append(Sweep(sweep.name, labels, results, sweep.provenance))
     return kept
+
+
+def merge_provenances(provenances: Sequence[str]) -> list[str]:
+    """Return a text for each device: the versions that its runs share, and their dates and commands."""
+    runs: dict[str, list[tuple[list[str], str, str]]] = {}
+    for provenance in provenances:
+        device, versions, date, command = provenance.split("; ", 3)
+        runs.setdefault(device, []).append((versions.split(", "), date, command))
+    merged = []
+    for device, own_runs in runs.items():
+        shared = [version for version in own_runs[0][0] if all(version in versions for versions, _, _ in own_runs)]
+        commands: dict[str, list[str]] = {}
+        for _, date, command in own_runs:
+            commands.setdefault(date, []).append(command)
+        dated = [f"{date}: {', '.join(dict.fromkeys(own))}" for date, own in sorted(commands.items())]
+        merged.append("; ".join([device, ", ".join(shared), *dated]))
+    return merged
 
 
 def _split_name(file: Path) -> tuple[str, int]:
