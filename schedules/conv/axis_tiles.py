@@ -22,17 +22,23 @@ class AxisTiles(NamedTuple):
 
 
 def declare_tile_knobs(
-    k: Knobs, w: Conv2d, output_factors: Mapping[str, Factors], reduction_factors: Mapping[str, Factors]
+    k: Knobs,
+    w: Conv2d,
+    output_factors: Mapping[str, Factors],
+    reduction_factors: Mapping[str, Factors],
+    channels_per_word: int = 1,
 ) -> AxisTiles:
     """Declare the tiles of the output and of the reduction as knobs, and return them.
 
     The factors are the preferred ones by level, without the outermost `block` or `step`; those of the reduction divide
-    their axes.
+    their axes. The axis of input channels has words of `channels_per_word`.
     """
     extents, factors = (
-        list_extents(w),
+        list_extents(w, channels_per_word),
         fit_default_factors(
-            w, {axis: tuple(own.values()) for axis, own in {**output_factors, **reduction_factors}.items()}
+            w,
+            {axis: tuple(own.values()) for axis, own in {**output_factors, **reduction_factors}.items()},
+            channels_per_word,
         ),
     )
 
@@ -46,23 +52,26 @@ def declare_tile_knobs(
     )
 
 
-def list_extents(w: Conv2d) -> dict[str, int]:
+def list_extents(w: Conv2d, channels_per_word: int = 1) -> dict[str, int]:
     """Return the extents of channels, rows and columns, and of the reduction: input channels, filter rows, columns."""
-    return {"c": get_tiled_channels(w), "h": w.P, "w": w.Q, "rc": w.C // w.groups, "rh": w.R, "rw": w.S}
+    words = w.C // w.groups // channels_per_word
+    return {"c": get_tiled_channels(w), "h": w.P, "w": w.Q, "rc": words, "rh": w.R, "rw": w.S}
 
 
-def fit_default_factors(w: Conv2d, preferred: Mapping[str, tuple[int, ...]]) -> dict[str, tuple[int, ...]]:
+def fit_default_factors(
+    w: Conv2d, preferred: Mapping[str, tuple[int, ...]], channels_per_word: int = 1
+) -> dict[str, tuple[int, ...]]:
     """Return the factors nearest to the preferred ones that fit the axes and shared memory.
 
     Strides and dilations can make the preferred tiles too wide. Factors are then halved until a block's operands fit,
     each time the factor that saves most.
     """
-    extents = list_extents(w)
+    extents, max_bytes = list_extents(w, channels_per_word), STATIC_SHARED_BYTES // channels_per_word
     factors = {
         axis: find_nearest_factors(extents[axis], own, exact_divisors=axis.startswith("r"))
         for axis, own in preferred.items()
     }
-    while compute_staged_bytes(w, factors) > STATIC_SHARED_BYTES and (halved_factors := _list_halved_tiles(factors)):
+    while compute_staged_bytes(w, factors) > max_bytes and (halved_factors := _list_halved_tiles(factors)):
         factors = min(halved_factors, key=lambda candidate: compute_staged_bytes(w, candidate))
     return factors
 

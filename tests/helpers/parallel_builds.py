@@ -16,7 +16,7 @@ def build_all(cases, arch):
     """Build kernels in parallel.
 
     Args:
-        cases: Pairs of a schedule's name and a workload's text.
+        cases: Pairs of a schedule's name and a workload's text, or triples with the items of a config.
         arch: CUDA architecture.
 
     Returns:
@@ -29,9 +29,9 @@ def build_all(cases, arch):
 
 
 def _build(case, arch):
-    schedule, text = case
+    schedule, text, *items = case
     try:
-        return encode_executable(tc.build(text, schedule, arch=arch).executable, math.inf)
+        return encode_executable(tc.build(text, schedule, arch=arch, config=dict(*items)).executable, math.inf)
     except Error as error:
         return str(error)
 

@@ -14,7 +14,7 @@ from parallel_builds import build_all
 
 import tvmconv as tc
 from tvmconv.verification import Problem
-from tvmconv.workloads.quantization import LIMITS
+from tvmconv.workloads.quantization import LIMITS, bound_accumulation_error
 
 pytestmark = pytest.mark.gpu
 
@@ -32,6 +32,7 @@ DENSE = {  # ragged shapes with dilation, groups, strides, and padding of one si
     "direct": ("conv2d:2x3x37x33,32x3x7x7,s2,p3",),  # a first layer
     "implicit_gemm": ("conv2d:2x5x17x19,12x5x3x3,s1,p1",),
 }
+DOT_PRODUCTS = ("conv2d:2x4x37x33,32x4x7x7,s2,p3", "conv2d:3x24x9x11,14x12x2x3,s2x1,p1x0x0x1,d1x2,g2")
 DEPTHWISE = ("conv2d:2x72x15x17,72x1x5x5,s2,p2,g72", "conv2d:3x64x14x13,64x1x3x3,s1,p1,g64")
 EPILOGUES = {
     "i8": ("", "out-f16,scale,bias,relu", "scale,bias,add,relu,quantize", "scale,bias,relu,quantize,zero_point"),
@@ -46,8 +47,9 @@ def list_cases():
             schedule = "mma_sync_fp8" if name == "mma_sync" and dtype in FLOATS else name
             for options in epilogues:
                 yield schedule, _join(shape, dtype, options)
-    for shape, options in itertools.product(DEPTHWISE, EPILOGUES["i8"]):
-        yield "depthwise_nhwc", _join(shape, "i8", options)
+    for name, shapes in (("depthwise_nhwc", DEPTHWISE), ("dp4a", DOT_PRODUCTS)):
+        for shape, options in itertools.product(shapes, EPILOGUES["i8"]):
+            yield name, _join(shape, "i8", options)
 
 
 def _join(shape, dtype, options):
@@ -64,15 +66,21 @@ NOT_FINITE = [
     (schedule, f"conv2d:1x64x7x9,32x64x1x1,s1,p0,{dtype},nhwc,scale,bias,quantize")
     for schedule, dtype in itertools.product(("hopper", "mma_sync_fp8"), FLOATS)
 ]
+POSITIVE = "conv2d:1x1280x16x16,128x1280x3x3,s1,p1,e4m3,nhwc,out-f32"
+INTERVALS = {
+    (interval, buffers): ("hopper", POSITIVE, tuple(config.items()))
+    for interval, buffers, block_k_bytes in ((192, 1, 64), (192, 2, 128), (256, 1, 64), (512, 1, 64), (1024, 1, 64))
+    for config in [{"block_k_bytes": block_k_bytes, "promotion_interval": interval, "promotion_buffers": buffers}]
+}
 ROUNDED = [case for case in CASES if get_output_dtype(case[1]) in LIMITS and "silu" not in case[1]]
 
 
 @pytest.fixture(scope="module")
 def load(gpu):
-    built = build_all([*CASES, *NOT_FINITE], gpu.arch)
+    built = build_all([*CASES, *NOT_FINITE, *INTERVALS.values()], gpu.arch)
 
-    def load(schedule, text):
-        executable = built[schedule, text]
+    def load(*case):
+        executable = built[case]
         if isinstance(executable, str):
             if "needs sm_" in executable:
                 pytest.skip(executable)
@@ -155,3 +163,19 @@ def test_nan_stays_and_infinity_saturates(load, schedule, text):
     assert (found[..., 1] == high).all()
     assert (found[..., 2] == low).all()
     assert np.isfinite(found[..., 3:]).all()
+
+
+@pytest.fixture(scope="module")
+def positive():
+    w = tc.parse(POSITIVE)
+    inputs = [np.abs(array.astype(np.float32)).astype(array.dtype) for array in w.inputs(0)]
+    return inputs, w.reference(*inputs)
+
+
+@pytest.mark.parametrize(("interval", "buffers"), INTERVALS)
+def test_sums_of_positive_numbers_are_within_their_bound(load, positive, interval, buffers):
+    inputs, expected = positive
+    found = load(*INTERVALS[interval, buffers]).run(inputs).astype(np.float64).reshape(expected.shape)
+    error = np.linalg.norm(found - expected) / np.linalg.norm(expected)
+    print(f"promotion every {interval} products, {buffers} sets: error {error:.2e}")
+    assert error <= bound_accumulation_error(interval)

@@ -68,11 +68,11 @@ def test_other_convolutions_are_refused(options):
         tc.build(f"conv2d:1x128x16x16{options}", "window_hopper", arch="sm_90")
 
 
-def test_sums_of_8_bit_floats_are_promoted_every_128_products():
+def test_sums_of_8_bit_floats_are_promoted_every_192_products():
     text = "conv2d:32x64x56x56,64x64x3x3,s1,p1,out-f16,e4m3,nhwc,scale"
     kernel = tc.build(text, "window_hopper", arch="sm_90")
-    assert kernel.config["promotion_interval"] == 128
-    assert kernel.source.count("wgmma_wait_group_wait_group_sync_aligned_0();") == 5  # of nine taps of 64 channels
+    assert kernel.config["promotion_interval"] == 192
+    assert kernel.source.count("wgmma_wait_group_wait_group_sync_aligned_0();") == 3  # of nine taps of 64 channels
 
 
 def test_strides_divide_images():

@@ -24,6 +24,7 @@ from tvmconv.compiler.source import (
     declare_cluster,
     declare_one_block_per_multiprocessor,
     declare_tensor_maps,
+    define_dot_products,
     pad_shared_arrays,
     uses_grid_dependency_wait,
     vectorize_half4_copies,
@@ -132,6 +133,7 @@ class LoweredModule:
             text = declare_one_block_per_multiprocessor(text, kernel.name)
         parameters = {kernel.name: kernel.parameters for kernel in self.kernels}
         text = declare_tensor_maps(vectorize_half4_copies(pad_shared_arrays(text)))
+        text = define_dot_products(text, target_kind)
         return memory_scopes.apply_memory_scopes(text, target_kind, self.memory_scopes, self.arrays, parameters)
 
     @property

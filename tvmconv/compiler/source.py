@@ -157,6 +157,16 @@ def vectorize_half4_copies(source: str) -> str:
     )
 
 
+def define_dot_products(source: str, target_kind: str) -> str:
+    """Define the function `__dp4a` of CUDA in an OpenCL source that calls it."""
+    return f"{_DOT_PRODUCT}\n{source}" if target_kind == "opencl" and "__dp4a(" in source else source
+
+
+_DOT_PRODUCT = """inline int __dp4a(char4 a, char4 b, int sum) {
+  return sum + (int)a.x * (int)b.x + (int)a.y * (int)b.y + (int)a.z * (int)b.z + (int)a.w * (int)b.w;
+}"""
+
+
 def declare_one_block_per_multiprocessor(source: str, name: str) -> str:
     """Add a minimum of one block per multiprocessor to the launch bounds of a kernel that moves registers.
 

@@ -1,7 +1,7 @@
 """Promotion of sums of 8-bit floats to float32: the knob `promotion_interval`, and its bound of the error.
 
 The knob is the number of products that are added before the accumulators are added to float32 sums, in whole k-tiles. A
-search has only the intervals whose error is bounded. Longer ones, and 0 for none, are for users who set them.
+search has only the longest one whose error is bounded. Longer ones, and 0 for none, are for users who set them.
 
 The knob `promotion_buffers` is the number of sets of accumulators of a warpgroup. Of two sets, one is promoted while
 the wgmmas of the other run.
@@ -21,11 +21,9 @@ from tvmconv.workloads.quantization import MAX_ACCUMULATION_ERROR, bound_accumul
 from ..tile_config import Rule
 
 KNOB, BUFFERS_KNOB = "promotion_interval", "promotion_buffers"
-PROMOTION_INTERVALS = (128, 192, 256, 512, 1024, 0)
-SEARCHED_INTERVALS = tuple(
-    n for n in PROMOTION_INTERVALS if n and bound_accumulation_error(n) <= MAX_ACCUMULATION_ERROR
-)
-MAX_PRODUCTS = max(SEARCHED_INTERVALS)
+PROMOTION_INTERVALS = (192, 128, 256, 512, 1024, 0)  # the first one is the default, and the only one of a search
+MAX_PRODUCTS = PROMOTION_INTERVALS[0]
+assert bound_accumulation_error(MAX_PRODUCTS) <= MAX_ACCUMULATION_ERROR
 PROMOTION_BUFFERS = (1, 2)
 
 
@@ -56,10 +54,7 @@ def limit_accumulation_error(count_products: Callable[[Any], Any]) -> list[Rule]
             lambda t: (count_products(t) > 0) & (count_products(t) <= MAX_PRODUCTS),
         ),
         (
-            "an interval is longer than the default only if more products are added",
-            lambda t: (
-                np.less_equal(t.promotion_interval, PROMOTION_INTERVALS[0])
-                | (count_products(t) > PROMOTION_INTERVALS[0])
-            ),
+            "sums of 8-bit floats are not promoted more often than their bound requires",
+            lambda t: np.equal(t.promotion_interval, MAX_PRODUCTS),
         ),
     ]

@@ -29,7 +29,7 @@ from .tile_scheduler import KRange, ResidueKRange, WorkTile
 from .tma import TmaCopy
 from .tma_loaders import Position, TapIterator
 
-MAX_BUFFERED_K_TILES = 6  # per iteration of the loop over K tiles with two sets of accumulators
+MAX_PROMOTIONS = 4  # per iteration of the loop over K tiles with two sets of accumulators; with more, registers spill
 
 
 @dataclass(frozen=True)
@@ -356,17 +356,18 @@ class WgmmaMainloop:
             accumulators.promote(buffer)
 
         accumulators.clear_promoted()
+        max_k_tiles = max(1, MAX_PROMOTIONS // self.promotions_per_k_tile)
         if isinstance(count, int):
-            num_iterations = ceil_div(count, MAX_BUFFERED_K_TILES)
+            num_iterations = ceil_div(count, max_k_tiles)
             k_tiles = ceil_div(count, num_iterations)
             if count > k_tiles:
                 with serial_loop((count - 1) // k_tiles, "k_tiles"):
                     multiply_k_tiles(k_tiles)
             multiply_k_tiles((count - 1) % k_tiles + 1, is_last=True)
             return
-        with serial_loop(count // MAX_BUFFERED_K_TILES, "k_tiles"):
-            multiply_k_tiles(MAX_BUFFERED_K_TILES)
-        with serial_loop(count % MAX_BUFFERED_K_TILES, "k_tile"):
+        with serial_loop(count // max_k_tiles, "k_tiles"):
+            multiply_k_tiles(max_k_tiles)
+        with serial_loop(count % max_k_tiles, "k_tile"):
             multiply_k_tiles(1)
         if on_last_issue:
             on_last_issue()

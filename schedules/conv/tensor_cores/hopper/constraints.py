@@ -25,6 +25,7 @@ from .tile_config import (
 from .tma_requirements import can_pad_lines, can_store_rows_by_tma, find_residual, has_large_output, returns_stats
 
 MAX_ACCUMULATORS, MAX_REALLOCATED_ACCUMULATORS = 128, 192  # per thread, without and with `setmaxnreg`
+MAX_PARTIAL_SUMS = 144  # registers with which kernels do not spill that promote two sets within a k-tile
 SM_PARTITIONS = 4  # partitions of an SM, each with a part of the registers, over which a CTA's warps are distributed
 RESIDUAL_REGISTERS = 24  # registers per thread of a residual, besides `OVERHEAD_REGISTERS`
 VECTOR_REGISTERS = 24  # registers per thread of vectors and pixels where warps store the output in place of TMA
@@ -141,6 +142,16 @@ def list_eight_bit_rules(w: Conv) -> list[Rule]:
             (
                 "two sets of accumulators take turns if sums are promoted in every k-tile",
                 lambda t: np.equal(t.promotion_buffers, 1) | np.equal(t.promotion_k_tiles(1), 1),
+            )
+        )
+        rules.append(
+            (
+                f"two sets of accumulators have at most {MAX_PARTIAL_SUMS} sums if a k-tile has several promotions",
+                lambda t: (
+                    np.equal(t.promotion_buffers, 1)
+                    | np.equal(t.promotions_per_k_tile(1), 1)
+                    | (t.num_sums <= MAX_PARTIAL_SUMS)
+                ),
             )
         )
     if has_integer_output(w):

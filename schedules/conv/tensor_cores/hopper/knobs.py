@@ -141,7 +141,7 @@ def declare_knobs(
     | | "narrow_last_wave" | several CTAs divide the channels of each tile of the last wave |
 
     8-bit floats have the knob `promotion_interval`: the number of products after which sums are promoted to float32. A
-    search has only the intervals whose error is bounded; longer ones, and 0 for none, are for users who set them. With
+    search has only the longest one whose error is bounded; longer ones, and 0 for none, are for users who set them. With
     `promotion_buffers` of 2, a warpgroup has two sets of accumulators, and promotes one while the wgmmas of the other
     run.
     """
@@ -161,7 +161,7 @@ def declare_knobs(
         values["raster_order"] = k.choice("raster_order", RASTER_ORDERS, default.raster_order)
         values["decomposition"] = k.choice("decomposition", DECOMPOSITIONS, default.decomposition)
     if has_float8_sums(w):
-        values[KNOB] = k.choice(KNOB, PROMOTION_INTERVALS, default.promotion_interval)
+        values[KNOB] = k.choice(KNOB, PROMOTION_INTERVALS, PROMOTION_INTERVALS[0])
         values[BUFFERS_KNOB] = k.choice(BUFFERS_KNOB, PROMOTION_BUFFERS, default.promotion_buffers, missing=1)
     tiles = HopperTileConfig(**values, taps_per_copy=taps_per_copy, **describe_lines(w))
     best_us = None if estimate is estimate_latency_us else float(estimate(default, w))

@@ -17,7 +17,7 @@ from ..promotion import (
     BUFFERS_KNOB,
     KNOB,
     PROMOTION_BUFFERS,
-    SEARCHED_INTERVALS,
+    PROMOTION_INTERVALS,
     has_float8_sums,
     limit_accumulation_error,
 )
@@ -44,8 +44,8 @@ PROMOTION_LATENCY_US, PROMOTION_US_PER_ACCUMULATOR, EXPOSED_PROMOTION, HIDDEN_PR
 
 
 def list_promotion_options(w: Conv) -> dict[str, tuple[int, ...]]:
-    """Return the knobs of sums of 8-bit floats with the intervals of a search; no knobs for other dtypes."""
-    return {KNOB: SEARCHED_INTERVALS, BUFFERS_KNOB: PROMOTION_BUFFERS} if has_float8_sums(w) else {}
+    """Return the knobs of sums of 8-bit floats with the default interval; no knobs for other dtypes."""
+    return {KNOB: PROMOTION_INTERVALS[:1], BUFFERS_KNOB: PROMOTION_BUFFERS} if has_float8_sums(w) else {}
 
 
 def estimate_latency_us(
