@@ -33,8 +33,9 @@ from tvmconv.torch.training_report import ProductReport
 
 PYTORCH_TIMING_FRACTION = 0.2  # of the time until the deadline, for PyTorch's times, which order the searches
 # Approximate times of the check of a product, and of one with statistics, whose kernel is not searched but timed.
-COMPARE_SECONDS = {"cuda": 0.06, "cpu": 1.0}
-COMPARE_STATS_SECONDS = {"cuda": 0.15, "cpu": 1.0}
+COMPARE_SECONDS = {"cuda": 0.1, "cpu": 1.0}
+COMPARE_STATS_SECONDS = {"cuda": 0.25, "cpu": 1.0}
+MAX_STATS_FRACTION = 0.15  # of a time limit, for building kernels with statistics; else there are none
 CLOSE_RATIO = 0.1  # relative difference of two times below which both are measured again, one after the other
 
 
@@ -53,7 +54,7 @@ class ProductSelector:
 
     def select(self, tasks: Sequence[ProductTask]) -> None:
         """Select what computes each product, and install the selected kernels."""
-        supported = [task for task in tasks if task.workload is not None]
+        supported = self._omit_stats([task for task in tasks if task.workload is not None])
         derived = [task.workload.text for task in supported if task.workload and task.product == FORWARD_STATS]
         timings = self._iterate_pytorch_timings([task for task in supported if task.product != FORWARD_STATS])
         try:
@@ -84,6 +85,17 @@ class ProductSelector:
                 table.compared.update((task.product, task.call) for task in tasks)
         finally:
             self._timing_cache.save()
+
+    def _omit_stats(self, tasks: Sequence[ProductTask]) -> list[ProductTask]:
+        """Return the tasks without those with statistics if a time limit is too short for them."""
+        stats = [task for task in tasks if task.product == FORWARD_STATS]
+        build_seconds = ceil_div(len(stats), resolve_num_workers(None)) * BUILD_SECONDS
+        if self._deadline is None or build_seconds <= MAX_STATS_FRACTION * self._deadline.remaining_seconds:
+            return list(tasks)
+        self.num_omitted += len(stats)
+        for task in stats:
+            task.reason = NO_TIME_REASON
+        return [task for task in tasks if task.product != FORWARD_STATS]
 
     def _find_siblings(self, tasks: Sequence[ProductTask]) -> dict[str, str]:
         """Return forward passes that were measured with a bias only, with the texts of those.
