@@ -2,6 +2,7 @@
 
 import contextlib
 import sys
+import threading
 import time
 from types import SimpleNamespace
 
@@ -15,6 +16,7 @@ from tvmconv import baselines
 from tvmconv.baselines import cudnn, cupy
 from tvmconv.baselines.base import UnsupportedDeviceError
 from tvmconv.baselines.torch_calls import TorchConvCall
+from tvmconv.devices import Timing
 from tvmconv.devices.cuda.device import CudaDevice
 from tvmconv.devices.cuda.graphs import IDLE_WARM_UP_SECONDS
 from tvmconv.errors import DeviceError
@@ -241,7 +243,7 @@ def test_a_gpu_that_another_process_has_just_used_is_warm(steps, described, monk
     monkeypatch.setattr(cudnn.sharing, "get_last_use", lambda: time.monotonic() - seconds_ago)
     timed = cudnn.time_cudnn(CONVOLUTION, CONVOLUTION.inputs(0), device=described, seconds=0)
     assert warm_ups == [warm_up_seconds]
-    assert timed.timing.times == (1e-6,)
+    assert timed.timing.seconds == (1e-6,)
 
 
 def test_a_pick_is_timed_briefly_and_leaves_the_gpu_warm_for_the_next_one(steps, described, monkeypatch):
@@ -255,3 +257,29 @@ def test_a_pick_is_timed_briefly_and_leaves_the_gpu_warm_for_the_next_one(steps,
     steps.done.clear()
     pick()
     assert ("warm up", 7) not in steps.done
+
+
+def test_a_pick_is_timed_in_turns_in_its_own_thread(steps, described, monkeypatch):
+    threads = []
+
+    class FakeTimer:
+        def __init__(self, capture, stream, sets):
+            threads.append(threading.get_ident())
+
+        def take_turn(self, seconds, *, counts):
+            threads.append((threading.get_ident(), seconds, counts))
+
+        def finish(self):
+            return Timing((1.0,), "in turns", False)
+
+    monkeypatch.setattr(cudnn, "GraphTimer", FakeTimer)
+    monkeypatch.setattr(cudnn.CudnnPick, "time_briefly", lambda self: 1.0)
+    picked = cudnn.CudnnPickThread(CONVOLUTION, steps.call, CONVOLUTION.inputs(0), described, cold=True)
+    with picked.open_timer() as timer:
+        timer.take_turn(0.01, counts=False)
+        timer.take_turn(0.02)
+        assert timer.finish().method == "in turns"
+    thread, *turns = threads
+    assert turns == [(thread, 0.01, False), (thread, 0.02, True)]
+    assert thread != threading.get_ident()
+    picked.close()

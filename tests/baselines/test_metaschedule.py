@@ -8,10 +8,12 @@ from types import SimpleNamespace
 
 import pytest
 
+from tvmconv.baselines import metaschedule_sampling
 from tvmconv.baselines.metaschedule import MetaScheduleResult, check_device, read_search, run_bounded
 from tvmconv.baselines.metaschedule_model import count_trials
 from tvmconv.baselines.metaschedule_sampling import read_candidates
 from tvmconv.errors import DeviceError, Error
+from tvmconv.workloads import parse
 
 FAILED = 10000000000  # what MetaSchedule writes for a trial without a time
 
@@ -103,3 +105,14 @@ def test_candidates_of_all_processes_come_in_rounds(tmp_path):
     workloads, candidates = read_candidates(tmp_path)
     assert [each["record"] for each in candidates] == [["trace0.0"], ["trace1.0"], ["trace2.0"], ["trace0.1"]]
     assert [workloads[each["workload"]] for each in candidates] == ["a", "b", "c", "a"]
+
+
+def test_a_candidate_is_timed_with_arguments_of_its_task(tmp_path):
+    tvm = pytest.importorskip("tvm")
+    workload = parse("conv2d:1x4x6x6,4x4x3x3,s1,p1,relu")
+    tvm.compile(workload.prim_func(), "llvm").export_library(str(tmp_path / "candidate.so"))
+    shapes = [(1, 4, 6, 6), (4, 4, 3, 3), (1, 4, 6, 6)]
+    arguments = [metaschedule_sampling.make_argument(tvm.cpu(), "float32", shape) for shape in shapes]
+    (seconds,) = metaschedule_sampling.time_library(tmp_path / "candidate.so", tvm.cpu(), arguments)
+    assert 1e-8 < seconds < 1
+    assert arguments[2].numpy().min() >= 0  # the kernel has written it

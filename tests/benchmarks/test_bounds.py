@@ -5,14 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from tvmconv.benchmarks.layer_table import (
-    group_by_kind,
-    group_by_network,
-    keep_newest,
-    make_layer_table,
-    make_networks_table,
-    make_summary_table,
-)
+from tvmconv.benchmarks.layer_table import keep_newest, make_layer_table, make_networks_table, make_summary_table
 from tvmconv.benchmarks.torch_table import make_layout_table, make_quantized_table, make_torch_models_table
 from tvmconv.benchmarks.torch_training_table import make_training_table
 from tvmconv.experiments.sweep import Sweep
@@ -112,7 +105,7 @@ def test_a_layer_table_has_the_newest_run_of_each_layer():
     assert kept != [*sweeps.values()]
     times = {result.workload.text: result.seconds["tuned"] for sweep in kept for result in sweep.results}
     assert times["conv3d_dgrad:8x64x16x56x56,64x64x3x3x3,s1,p1,f16,nhwc"] == pytest.approx(155.2e-6, rel=1e-3)
-    (row,) = make_summary_table(group_by_kind(sweeps), "kind").rows
+    (row,) = make_summary_table(sweeps).rows
     assert [*row[:2]] == ["dense", str(len(times))]
 
 
@@ -135,12 +128,3 @@ def test_a_table_of_networks_adds_the_measured_layers_as_often_as_they_occur():
     assert float(rows[0]["cudnn / tuned"]) == pytest.approx(cudnn / tuned, rel=0.01)
     assert float(rows[0]["of the limits"].rstrip("%")) == pytest.approx(75, abs=1)  # both have the same limit
     assert rows[1]["tuned [µs]"] == "—"
-
-
-def test_networks_of_layers_have_a_line_each():
-    files = sorted((ROOT / "tuning_logs/nvidia-h200/batches").glob("*-tuned*.json.gz"))
-    networks = group_by_network({file: Sweep.read(file) for file in files})
-    table = make_summary_table(networks, "network")
-    assert [row[0] for row in table.rows] == sorted(networks)
-    row = next(row for row in table.rows if row[0] == "yolov8s-b32")
-    assert int(row[1]) == len(networks["yolov8s-b32"]) > 5

@@ -1,5 +1,6 @@
 """The pages: what they link to is there, and generated sections are as their commands write them."""
 
+import itertools
 import json
 import re
 import subprocess
@@ -129,7 +130,11 @@ def command_of(section, page, folder):
     if section in ("video", "video-bare", "batches", "batches-depthwise"):
         return ["bench", "layer-table", *recorded(f"*/{section}/*-tuned*.json.gz"), "--section", section]
     if section == "batches-networks":
-        return ["bench", "layer-table", *recorded("*/batches/*-tuned*.json.gz"), "--by-network", "--section", section]
+        whole = "resnet50-f16", "resnet50-no-conv1-tf32", "yolov8s-f16", "efficientnet_b0-f16", "sd_unet-f16"
+        files = recorded("*/batches/*-tuned*.json.gz"), *(recorded(f"*/*/{name}-nhwc-b*-tuned.json") for name in whole)
+        files, suite = [*itertools.chain(*files)], LOGS / "batch-networks.json"
+        files += recorded("*/sd_vae_decoder/sd_vae_decoder-f16-nhwc-tuned.json")
+        return ["bench", "layer-table", *files, "--networks", suite, "--section", section]
     (measured,) = recorded(f"*/*/{section}.json") or recorded(f"*/*/{section}.json.gz")
     if section.startswith("bounds-"):
         return ["bench", "bounds", "--from", measured, "-o", folder]

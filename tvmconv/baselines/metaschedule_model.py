@@ -296,9 +296,8 @@ def main(argv: Sequence[str]) -> None:
     from tvm.s_tir.meta_schedule.runner import EvaluatorConfig, LocalRunner
     from tvm.s_tir.meta_schedule.tune import tune_tasks
 
-    from tvmconv.compiler.metaschedule_builder import PersistentBuilder, start_fork_server
+    from tvmconv.compiler.metaschedule_builder import PersistentBuilder
 
-    start_fork_server()
     import_tensor_intrinsics()  # the search needs them, too
     num_processors = max(len(os.sched_getaffinity(0)) // int(number), 1)
     saved = tvm.ir.load_json(folder.joinpath(TASKS_FILE).read_text(encoding="utf-8"))

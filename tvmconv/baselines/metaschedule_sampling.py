@@ -2,12 +2,13 @@
 
 MetaSchedule's own loop builds and measures a few candidates at a time, so that it holds a GPU for minutes in which it
 compiles. The candidates here are those of its strategy `replay-trace`, from the same space, with the same
-postprocessors; its builder's functions build them, its LocalRunner times them, and its database has the results. Only
-the timing needs the GPU. It takes the candidates in rounds, so that each task has as many as any other.
+postprocessors; its builder's function builds them, its runner's function times them, and its database has the results.
+Only the timing needs the GPU. It takes the candidates in rounds, so that each task has as many as any other.
 """
 
 from __future__ import annotations
 
+import functools
 import json
 import os
 import sys
@@ -18,17 +19,22 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+
 from tvmconv import devices
 from tvmconv.baselines.metaschedule import CLOCK_FILE, FAILED_SECONDS
 from tvmconv.compiler.tensor_intrinsics import import_tensor_intrinsics
+from tvmconv.errors import describe_error
+from tvmconv.workloads.dtypes import get_numpy_dtype
 
 if TYPE_CHECKING:
     from tvm.s_tir.meta_schedule import TuneContext
 
 CANDIDATES_PER_ROUND = 4  # of a task
-MIN_REPEAT_MILLISECONDS = 10  # of a timing; 100 by default, with which timing takes most of a short search
+MIN_REPEAT_MILLISECONDS = 5  # of a timing; 100 by default, with which timing takes most of a short search
 MAX_TRIALS, MAX_ROUNDS = 100_000, 10_000  # the time limit ends the sampling
 MAX_ERROR_CHARACTERS = 300
+NUM_RANDOM_ELEMENTS = 1 << 16  # an argument repeats so many random numbers, because random numbers take time
 FAILED = FAILED_SECONDS * 10  # the seconds of a candidate without a time in MetaSchedule's database
 TASKS_FILE, CANDIDATES_FILE, TIMED_FOLDER = "tasks.json", "candidates.jsonl", "search-timed"
 WORKLOADS_FILE, RECORDS_FILE = "database_workload.json", "database_tuning_record.json"  # of MetaSchedule's database
@@ -50,9 +56,8 @@ def build_candidates(argv: Sequence[str]) -> None:
     from tvm.s_tir.meta_schedule.database import JSONDatabase, TuningRecord
     from tvm.s_tir.meta_schedule.relax_integration import ExtractedTask, extracted_tasks_to_tune_contexts
 
-    from tvmconv.compiler.metaschedule_builder import PersistentBuilder, start_fork_server
+    from tvmconv.compiler.metaschedule_builder import PersistentBuilder
 
-    start_fork_server()
     import_tensor_intrinsics()
     num_processors = max(len(os.sched_getaffinity(0)) // number, 1)
     builder = PersistentBuilder(num_processors)
@@ -122,10 +127,10 @@ def time_candidates(argv: Sequence[str]) -> None:
     folder, target = Path(name), devices.find_device(device_name).make_target()
     own = folder / TIMED_FOLDER
 
-    from tvm.s_tir.meta_schedule.arg_info import ArgInfo
-    from tvm.s_tir.meta_schedule.runner import EvaluatorConfig, LocalRunner, RunnerInput
+    import tvm
 
-    runner = LocalRunner(timeout_sec=10.0, evaluator_config=EvaluatorConfig(min_repeat_ms=MIN_REPEAT_MILLISECONDS))
+    device = tvm.device(target.kind.name, 0)
+    make_cached = functools.cache(functools.partial(make_argument, device))
     workloads, candidates = read_candidates(folder)
     own.joinpath(WORKLOADS_FILE).write_text("".join(f"{line}\n" for line in workloads), encoding="utf-8")
     with own.joinpath(CLOCK_FILE).open("w", buffering=1) as clock, own.joinpath(RECORDS_FILE).open("w") as records:
@@ -134,16 +139,35 @@ def time_candidates(argv: Sequence[str]) -> None:
             trace, times, *others = each["record"]
             error = each["error"]
             if each["file"] is not None:
-                args_info = [ArgInfo.from_json(info) for info in others[1]]
-                (future,) = runner.run([RunnerInput(str(folder / each["file"]), target.kind.name, args_info)])
-                result = future.result()
-                error = result.error_msg
-                times = times if error else [float(seconds) for seconds in result.run_secs]
+                try:
+                    arguments = [make_cached(dtype, tuple(shape)) for _, dtype, shape in others[1]]
+                    times = time_library(folder / each["file"], device, arguments)
+                except Exception as failure:  # of a candidate or of the device
+                    error = describe_error(failure)
             if error:
                 print(str(error)[-MAX_ERROR_CHARACTERS:], file=sys.stderr, flush=True)
             records.write(json.dumps([each["workload"], [trace, times, *others]]) + "\n")
             records.flush()
         print(time.monotonic(), file=clock)
+
+
+def make_argument(device: Any, dtype: str, shape: tuple[int, ...]) -> Any:
+    """Return a tensor of random numbers on a device of TVM."""
+    import tvm
+
+    elements = np.random.default_rng(0).standard_normal(NUM_RANDOM_ELEMENTS, dtype=np.float32)
+    return tvm.runtime.tensor(np.resize(elements.astype(get_numpy_dtype(dtype)), shape), device)
+
+
+def time_library(path: Path, device: Any, arguments: Sequence[Any]) -> list[float]:
+    """Return the seconds of a candidate as MetaSchedule's runner measures them."""
+    import tvm
+    from tvm.s_tir.meta_schedule.runner import EvaluatorConfig
+    from tvm.s_tir.meta_schedule.runner.utils import run_evaluator_common
+
+    config = EvaluatorConfig(number=1, repeat=1, min_repeat_ms=MIN_REPEAT_MILLISECONDS)
+    times = run_evaluator_common(tvm.runtime.load_module(str(path)), device, config, [arguments])
+    return [float(each) for each in times]
 
 
 def read_candidates(folder: Path) -> tuple[list[str], list[dict[str, Any]]]:

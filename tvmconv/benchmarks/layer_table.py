@@ -4,7 +4,6 @@
     tvmconv bench layer-table results/grouped-tuned.json --section grouped --update-page docs/backward.md
     tvmconv bench layer-table tuning_logs/*/gradients/*.json.gz --summary
     tvmconv bench layer-table tuning_logs/*/gradients/*.json.gz --networks tuning_logs/gradient-networks.json
-    tvmconv bench layer-table tuning_logs/nvidia-h200/batches/*.json.gz --by-network --section networks-of-layers
 
 The table has the times of the tuned kernel and of each library, their shares of the physical limit, the speed-ups, and
 in its last line the geometric means. A workload of several files has the times of the newest run: that of the latest
@@ -12,8 +11,7 @@ date, and on one date that of the largest number at the end of the file's name. 
 column names the device of each time. With --summary, the table has a line for each kind of layers, which is the name
 of its files without the word with which all begin, and without their numbers. With --networks, it has a line for each
 network of a suite whose layers are named NETWORK.NUMBER or NETWORK.NUMBER.GRADIENT. Times are those of the measured
-layers, each as often as the network has it, and their share is that of the limits of all layers. With --by-network, it has the
-geometric means of each network: the name of a layer up to its first point, such as `resnet50-b8`.
+layers, each as often as the network has it, and their share is that of the limits of all layers.
 """
 
 from __future__ import annotations
@@ -27,7 +25,7 @@ from pathlib import Path
 from tvmconv.benchmarks.common import show
 from tvmconv.cli import options
 from tvmconv.cli.errors import UsageError
-from tvmconv.experiments.results import TUNED, Result
+from tvmconv.experiments.results import PREDICTED, TUNED, UNTUNED, Result
 from tvmconv.experiments.sweep import Sweep
 from tvmconv.reports.library_comparison import format_mean, list_compared_names, make_comparison_table
 from tvmconv.reports.tables import EMPTY_CELL, Table, format_micros, format_optional, sum_seconds
@@ -48,8 +46,6 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     lines.add_argument("--summary", action="store_true", help="Print a line for each kind of layers.")
     text = "Print a line for each network of this suite."
     lines.add_argument("--networks", type=Path, metavar="FILE", help=text)
-    text = "Print a line for each network that the names of layers begin with."
-    lines.add_argument("--by-network", action="store_true", help=text)
     options.add_page(parser)
 
 
@@ -61,13 +57,11 @@ def run(args: argparse.Namespace) -> int:
             raise UsageError(
                 f"{file} has no tuned kernels: expected a file NAME-tuned.json of tvmconv bench tune-suite"
             )
-    if args.networks:
+    if args.summary:
+        table, legend = make_summary_table(sweeps), "Geometric means of the newest run of each layer."
+    elif args.networks:
         results = {result.workload: result for sweep in keep_newest(sweeps) for result in sweep.results}
         table, legend = make_networks_table(results, read_suite(args.networks)), NETWORKS_LEGEND
-    elif args.summary or args.by_network:
-        kinds = group_by_network(sweeps) if args.by_network else group_by_kind(sweeps)
-        name = "network" if args.by_network else "kind"
-        table, legend = make_summary_table(kinds, name), "Geometric means of the newest run of each layer."
     else:
         newest = keep_newest(sweeps)
         provenance = "\n\n".join(dict.fromkeys(sweep.provenance for sweep in newest))
@@ -118,42 +112,25 @@ def make_layer_table(sweeps: Sequence[Sweep]) -> Table:
     return Table([*table.headers, DEVICE], rows, {*table.left_aligned, DEVICE})
 
 
-def group_by_kind(sweeps: dict[Path, Sweep]) -> dict[str, list[Result]]:
-    """Return the newest results of each kind of layers."""
+def make_summary_table(sweeps: dict[Path, Sweep]) -> Table:
+    """Return a table with one row for each kind of layers: their number, and the speed-ups over each library."""
     kinds: dict[str, dict[Path, Sweep]] = {}
     for file, sweep in sweeps.items():
         kinds.setdefault(_split_name(file)[0], {})[file] = sweep
     words = {kind.partition("-")[0] for kind in kinds}
     prefix = f"{words.pop()}-" if len(words) == 1 else ""
-    return {
-        kind.removeprefix(prefix): [result for sweep in keep_newest(files) for result in sweep.results]
-        for kind, files in kinds.items()
-    }
-
-
-def group_by_network(sweeps: dict[Path, Sweep]) -> dict[str, list[Result]]:
-    """Return the newest results of the layers of each network."""
-    networks: dict[str, list[Result]] = {}
-    for sweep in keep_newest(sweeps):
-        for label, result in sweep.labeled_results:
-            networks.setdefault(label.partition(".")[0], []).append(result)
-    return networks
-
-
-def make_summary_table(kinds: Mapping[str, Sequence[Result]], header: str) -> Table:
-    """Return a table with one row for each kind of layers: their number, and the speed-ups over each library."""
-    sweeps = [Sweep(SECTION, [str(n) for n in range(len(results))], [*results], "") for results in kinds.values()]
-    names = dict.fromkeys(name for sweep in sweeps for name in list_compared_names(sweep))
+    names = dict.fromkeys(name for sweep in sweeps.values() for name in list_compared_names(sweep))
     rows = []
-    for kind, results in sorted(kinds.items()):
-        row = [kind, str(len(results))]
+    for kind, files in sorted(kinds.items()):
+        results = [result for sweep in keep_newest(files) for result in sweep.results]
+        row = [kind.removeprefix(prefix), str(len(results))]
         for name in names:
             speedups = [result.compute_speedup(TUNED, name) for result in results]
             known = [speedup for speedup in speedups if speedup]
             row += [format_mean(speedups), format_optional(min(known, default=None)), str(sum(s < 1 for s in known))]
         rows.append(row)
     headers = [header for name in names for header in (f"× {name}", "least", f"slower than {name}")]
-    return Table([header, "layers", *headers], rows, {header})
+    return Table(["kind", "layers", *headers], rows, {"kind"})
 
 
 def make_networks_table(results: Mapping[Workload, Result], layers: Sequence[Layer]) -> Table:
@@ -161,7 +138,8 @@ def make_networks_table(results: Mapping[Workload, Result], layers: Sequence[Lay
     networks: dict[str, list[Layer]] = {}
     for layer in layers:
         networks.setdefault(re.sub(r"\.\d+(\.[a-z]+)?$", "", layer.name), []).append(layer)
-    names = dict.fromkeys(row.name for result in results.values() for row in result.rows if row.name != TUNED)
+    own_names = (TUNED, PREDICTED, UNTUNED)
+    names = dict.fromkeys(row.name for result in results.values() for row in result.rows if row.name not in own_names)
     rows = []
     for network, own_layers in networks.items():
         measured = [(layer, results[layer.workload]) for layer in own_layers if layer.workload in results]

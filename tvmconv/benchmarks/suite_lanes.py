@@ -16,6 +16,7 @@ import os
 import sys
 import tempfile
 import time
+import traceback
 from collections.abc import Callable
 from dataclasses import replace
 from multiprocessing.queues import SimpleQueue
@@ -114,7 +115,9 @@ def _run_lane(
                 next_layers = {**layers, label: selection.layers[label]}
                 try:
                     sweep = measure_layer(args, replace(selection, layers=next_layers), sweep)
-                except Error as error:  # the next layers may have a result
+                except Exception as error:  # a schedule is user code, and the next layers may have a result
+                    if not isinstance(error, Error):
+                        traceback.print_exc()
                     print_note(f"{label}: {error}")
                     status = 1
                 else:
