@@ -141,9 +141,9 @@ def declare_knobs(
     | | "narrow_last_wave" | several CTAs divide the channels of each tile of the last wave |
 
     8-bit floats have the knob `promotion_interval`: the number of products after which sums are promoted to float32. A
-    search has only the longest one whose error is bounded; longer ones, and 0 for none, are for users who set them. With
-    `promotion_buffers` of 2, a warpgroup has two sets of accumulators, and promotes one while the wgmmas of the other
-    run.
+    search has only the longest one whose error is bounded; longer ones, and 0 for none, are for users who set them.
+    With `promotion_buffers` of 2, a warpgroup has two sets of accumulators, and promotes one while the wgmmas of the
+    other run.
     """
     options, kernel_schedule = dict(KNOB_OPTIONS), COOPERATIVE
     has_kernel_schedules = can_compute_several_tiles(w)
