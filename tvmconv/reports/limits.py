@@ -72,6 +72,8 @@ def draw_limits(info: LimitsInfo, path: Path) -> None:
     panels[0].set_xlim(left=0)
     panels[0].legend(loc="lower right", fontsize=SMALL_FONT_POINTS)
     panels[1].set_xscale("log")
+    panels[1].xaxis.set_major_formatter(lambda value, _: f"{value:g}")  # no mathematical text is parsed
+    panels[1].xaxis.set_minor_formatter(lambda *_: "")
     panels[0].set_yticks(range(len(info.labels)), info.labels, fontsize=SMALL_FONT_POINTS)
     panels[0].set_ylim(-0.6, len(info.labels) - 0.4)
     figure.suptitle(info.title, fontsize=10)
