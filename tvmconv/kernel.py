@@ -366,7 +366,22 @@ class Kernel:
         return self.loaded_kernel.time(problem.inputs, cold=cold, seconds=seconds)
 
     def open_timer(self, problem: Problem, *, cold: bool = False) -> AbstractContextManager[TurnTimer] | None:
-        """Return a block with a timer of turns, between which other kernels run; None if the device has none."""
+        """Return a block with a timer of turns, between which other kernels run; None if the device has none.
+
+        Args:
+            problem: Inputs to run on.
+            cold: Whether inputs and outputs start outside the L2 cache.
+
+        Returns:
+            A context manager, whose timer takes turns of some milliseconds.
+
+        Examples:
+            >>> import tvmconv as tc
+            >>> w = tc.parse("conv2d:1x8x8x8,8x8x3x3,s1,p1")
+            >>> kernel = tc.build(w, "tiling", device="opencl:0")
+            >>> kernel.open_timer(tc.verification.Problem(w)) is None  # NVIDIA GPUs alone have such timers
+            True
+        """
         return self.loaded_kernel.open_timer(problem.inputs, cold=cold)
 
 

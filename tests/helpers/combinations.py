@@ -41,12 +41,12 @@ class Case(NamedTuple):
 def schedules() -> list[tuple[str, str, Sequence[str]]]:
     """Operator and name of every schedule of convolutions, and the nasty workloads that it is to compute.
 
-    Those that are for CUDA alone, with dtypes of their own, have tests of their own.
+    Those that are for CUDA alone or for integers alone, with dtypes of their own, have tests of their own.
     """
     return [
         (s.operator, s.name, [text for text in OWN_LISTS.get(s.name, LISTS[s.operator]) if text.startswith(s.operator)])
         for s in tc.schedules()
-        if s.operator in LISTS and "opencl" in s.device_kinds
+        if s.operator in LISTS and "opencl" in s.device_kinds and "float32" in s.dtypes
     ]
 
 

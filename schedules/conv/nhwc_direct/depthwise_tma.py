@@ -100,8 +100,8 @@ def depthwise_tma(s: Schedule, w: Conv, k: Knobs) -> Schedule:
 
 
 @dataclass(frozen=True)
-class Tile:
-    """A tile of output pixels."""
+class WindowTile:
+    """A tile of output pixels, whose window of input pixels TMA copies."""
 
     image: Expr
     row: Expr  # first output row
@@ -124,7 +124,7 @@ class DepthwiseTmaKernel:
         """First channel of the CTA."""
         return self.cta.index % int(self.config.channel_blocks) * int(self.config.channels)
 
-    def locate(self, tile_round: Expr) -> tuple[Expr, Tile]:
+    def locate(self, tile_round: Expr) -> tuple[Expr, WindowTile]:
         """Return the index and the place of the CTA's tile in a round."""
         config = self.config
         tiles_y, tiles_x, lines, columns = (
@@ -132,7 +132,7 @@ class DepthwiseTmaKernel:
         )
         index = self.cta.index // int(config.channel_blocks) + tile_round * int(config.ctas_per_block)
         row, column = index // tiles_x % tiles_y * lines, index % tiles_x * columns
-        return index, Tile(index // (tiles_x * tiles_y), row, column)
+        return index, WindowTile(index // (tiles_x * tiles_y), row, column)
 
     def load_windows(self, input_map: Expr) -> None:
         """Load the windows of all tiles; run by one thread."""
@@ -184,7 +184,7 @@ class DepthwiseTmaKernel:
             store(taps, (r * width + s) * vector + e, T.Cast("float32", filters[channel + e, r, s, 0]))
         return taps
 
-    def walk(self, tile: Tile, taps: Buffer, window: Expr, channel: Expr, first_column: Expr) -> None:
+    def walk(self, tile: WindowTile, taps: Buffer, window: Expr, channel: Expr, first_column: Expr) -> None:
         """Add each row of the window to the output rows whose filter covers it, and store those that are complete."""
         config, w = self.config, self.config.w
         lines, strip, vector = int(config.rows), int(config.strip), int(config.vector)
@@ -223,7 +223,7 @@ class DepthwiseTmaKernel:
             for y in [y for y in range(lines) if last_line[y] == line]:
                 self.store_row(tile, sums, y, channel, first_column)
 
-    def store_row(self, tile: Tile, sums: Buffer, y: int, channel: Expr, first_column: Expr) -> None:
+    def store_row(self, tile: WindowTile, sums: Buffer, y: int, channel: Expr, first_column: Expr) -> None:
         """Apply the epilogue to a row of a thread's strip, and store it."""
         config, w, thread = self.config, self.config.w, self.cta.thread.thread
         strip, vector, (height, width) = int(config.strip), int(config.vector), w.output_size
