@@ -33,6 +33,7 @@ STYLES = {
     "winograd_hopper": SeriesStyle("#332288", ">"),
     "depthwise": SeriesStyle("#117733", "p"),
     "depthwise_nhwc": SeriesStyle("#44aa99", "h"),
+    "depthwise_tma": SeriesStyle("#44aa99", "^"),
     "grouped_nhwc": SeriesStyle("#999933", "*"),
     "depthwise_nchw": SeriesStyle("#44aa99", "H"),
     "grouped_nchw": SeriesStyle("#999933", "X"),

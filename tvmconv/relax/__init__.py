@@ -6,7 +6,6 @@ Examples:
     >>> executable = tvm.compile(mod, target, relax_pipeline="tvmconv")  # doctest: +SKIP
 """
 
-from tvmconv.compiler.tensor_intrinsics import import_tensor_intrinsics
 from tvmconv.relax.composition import dlight_rule, export_database
 from tvmconv.relax.frontends import from_exported_program, from_onnx
 from tvmconv.relax.optimize import OptimizedModule, declare_convolutions, optimize, optimize_with_report
@@ -23,7 +22,6 @@ __all__ = [
     "export_database",
     "from_exported_program",
     "from_onnx",
-    "import_tensor_intrinsics",
     "make_pipeline",
     "optimize",
     "optimize_with_report",
