@@ -45,7 +45,7 @@ NUM_ALGORITHMS = (4, 8, 2, 3, 6, 10, 12, 16, 24, 0)  # algorithms that cuDNN tri
 MAX_UNIMPROVED_ROUNDS = len(NUM_ALGORITHMS) + 2  # rounds without a faster pick after which picking ends
 MIN_IMPROVEMENT = 0.01  # fraction by which a pick must be faster to count as an improvement
 PICK_SECONDS, MIN_PICK_REPLAYS = 0.02, 5  # timing of each pick
-MAX_PICKING_SECONDS = 1.0  # time after which picking ends; some calls have very many algorithms
+MAX_PICKING_SECONDS = 3.0  # time after which picking ends; some calls have very many algorithms
 WARM_UP_VALUES = 1 << 24  # float32 values of the warm-up kernel
 MAX_IDLE_SECONDS = 0.2  # after a longer pause the GPU may have lowered its clocks
 NUM_BUSY_LAUNCHES = 300  # launches of it, some 10 ms, that keep the clocks of a busy GPU steady before a trial
@@ -150,12 +150,12 @@ def pick_fastest(w: AnyConv, inputs: Sequence[NDArray[Any]], gpu: CudaDevice, *,
 
 def copy_to_gpu(inputs: Sequence[NDArray[Any]], gpu: CudaDevice) -> list[Any]:
     """Return arrays as tensors of a GPU, from which each pick copies its own faster than from the host."""
-    tensors = [_copy_to_gpu(array, gpu) for array in inputs]
+    tensors = [_make_own_copy(array, gpu) for array in inputs]
     torch_with_cudnn().cuda.synchronize(gpu.index)  # picks read them on streams of their own
     return tensors
 
 
-def _copy_to_gpu(value: Any, gpu: CudaDevice) -> Any:
+def _make_own_copy(value: Any, gpu: CudaDevice) -> Any:
     """Return an array, or a copy of a tensor, as a tensor of a GPU."""
     return to_tensor(value).to(gpu.text) if isinstance(value, np.ndarray) else value.clone()
 
@@ -257,7 +257,7 @@ class CudnnPick:
         tf32 = "TF32" if self._tf32 else "no TF32"
         self.description = ", ".join([*_format_versions(torch), algorithm, tf32, *call.notes])
         with self._on_stream():
-            self._copies = [call.prepare(*(_copy_to_gpu(x, gpu) for x in inputs)) for _ in range(self._sets.num_sets)]
+            self._copies = [call.prepare(*(_make_own_copy(x, gpu) for x in inputs)) for _ in range(self._sets.num_sets)]
             if time.monotonic() - self.get_last_use(gpu) > MAX_IDLE_SECONDS:
                 warm_up_gpu(torch, gpu, self._stream.cuda_stream)
             else:

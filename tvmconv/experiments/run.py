@@ -31,10 +31,8 @@ from tvmconv.workloads import Workload
 from tvmconv.workloads.registry import as_workload
 
 NUM_QUANTILES = 21
-NUM_TURNS, NUM_WARM_UP_TURNS = (
-    6,
-    3,
-)  # of each row in a round, if rows can be timed in turns; the first ones do not count
+NUM_TURNS = 6  # of each row in a round, if rows can be timed in turns
+NUM_WARM_UP_TURNS = 3  # turns before them, which do not count
 
 ProgressCallback = Callable[[str], None]
 
