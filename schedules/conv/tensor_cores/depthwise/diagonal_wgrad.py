@@ -210,7 +210,8 @@ class DiagonalWgradKernel:
             is_inside = logical_and(image < w.N, row >= 0, row < height, plane >= 0, plane < planes)
             is_inside = Register("is_row_inside", "bool", is_inside).value
             first = Register("row_index", value=((image * planes + plane) * height + row) * width + first_column).value
-            row_address = Register("row_address", "uint32", address + to_uint32(number * num_columns * self.pixel_bytes))
+            row_place = to_uint32(number * num_columns * self.pixel_bytes)
+            row_address = Register("row_address", "uint32", address + row_place)
             with items_loop(num_columns * octets, self.position.lane, WARP_SIZE, is_unrolled=True) as chunk:
                 column, octet = chunk // octets, chunk % octets
                 x, channel_octet = first_column + column, self.first_octet + octet
@@ -271,7 +272,7 @@ class DiagonalWgradKernel:
         channels, columns = int(config.octets) * OCTET, 2 * config.column_pairs
         filter_rows, num_columns = int(config.filter_rows), shape.kernel_size[2]
         value = allocate("diagonal", 1, "uint32")
-        # Registers 0 and 1 have the columns 2 (lane % 4) and the next one of row lane / 4, registers 2 and 3 of row + 8.
+        # Registers 0 and 1 have columns 2 (lane % 4) and the next one of row lane / 4, registers 2 and 3 of row + 8.
         channel = self.octet * OCTET + lane // 4
         first = (self.pixel_warp * filter_rows + self.tap_warp * config.taps_y) * (columns * channels) + channel
         address = Register("sum_address", "uint32", self.smem + to_uint32(first * 4)).value
