@@ -161,6 +161,13 @@ def test_cudnn_tries_another_number_of_algorithms_in_each_round(pick):
     assert rounds[:3] == [8, 2, 3]
 
 
+def test_a_call_that_is_far_slower_by_heuristics_is_not_tried_again(pick):
+    _, picks = pick(fused=[9.0], apart=[1.0], heuristics={"fused": 3.1, "apart": 1.0})
+    assert set(picks.asked) == {"apart"}
+    _, picks = pick(fused=[9.0], apart=[1.0], heuristics={"fused": 2.9, "apart": 1.0})
+    assert picks.asked.count("fused") == 2  # once in each layout
+
+
 def test_picking_ends_after_the_time_that_a_command_gives(steps, described, monkeypatch):
     """The whole path, with PyTorch's calls and the timing replaced."""
     steps.torch.cuda.current_stream = lambda index: SimpleNamespace(cuda_stream=7)
