@@ -43,6 +43,7 @@ from .tile_config import (
     COOPERATIVE_SETMAXNREG,
     KERNEL_SCHEDULES,
     KNOB_OPTIONS,
+    OUTPUT_STAGES_CHOICES,
     PINGPONG,
     RASTER_ORDERS,
     REALLOCATED_WGMMA_M_TILES_CHOICES,
@@ -57,6 +58,7 @@ OPTIONS: dict[str, Sequence[Any]] = KNOB_OPTIONS | {
     "split_k": (1,),
     "kernel_schedule": KERNEL_SCHEDULES,
     "raster_order": RASTER_ORDERS,
+    "output_stages": OUTPUT_STAGES_CHOICES,
 }
 STARTING_SCHEDULES = (PINGPONG, COOPERATIVE, PINGPONG, COOPERATIVE_SETMAXNREG)  # of configs with which a search starts
 MIN_PROMISING_PIXELS = 1 << 13  # output pixels; smaller layers have few tiles, and `hopper` splits their sums
@@ -119,7 +121,7 @@ def list_best_configs(w: Conv) -> list[dict[str, Any]]:
         rules = list_rules(w)
         if name == PINGPONG:
             rules.append(("some CTA computes several tiles", lambda t: t.computes_several_tiles(shape)))
-        options = OPTIONS | {"kernel_schedule": (name,)}
+        options = OPTIONS | {"kernel_schedule": (name,), "output_stages": OUTPUT_STAGES_CHOICES[:1]}
         if name == COOPERATIVE:
             options |= {"wgmma_m_tiles": KNOB_OPTIONS["wgmma_m_tiles"]}
         ranked += list_best(options, rules, estimate, STARTING_SCHEDULES.count(name))
