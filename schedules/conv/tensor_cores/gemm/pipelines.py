@@ -42,6 +42,12 @@ class PipelineState:
         """Index of the stage before."""
         return T.Select(self.index == 0, self._stages - 1, self.index - 1)
 
+    def find_previous(self, step: int) -> Expr:
+        """Return the index of the stage `step` stages before."""
+        if step == 1:
+            return self.previous_index
+        return T.Select(self.index < step, self.index + (self._stages - step), self.index - step)
+
     @property
     def phase(self) -> Expr:
         """Phase bit of the stage's barriers."""

@@ -25,7 +25,7 @@ from .pipelines import OrderedSequenceBarrier, PipelineState, TmaPipeline
 from .problem import Operand
 from .smem_layout import MatrixDescriptor, SmemLayout
 from .tap_columns import PlaneWindows
-from .tile_scheduler import KRange, ResidueKRange, WorkTile
+from .tile_scheduler import KRange, ResidueKRange, SlicedKRange, WorkTile
 from .tma import TmaCopy
 from .tma_loaders import Position, TapIterator
 
@@ -178,7 +178,7 @@ class WgmmaMainloop:
         self,
         accumulators: Accumulators,
         descriptors: tuple[MatrixDescriptor, MatrixDescriptor],
-        k_range: KRange | ResidueKRange,
+        k_range: KRange | ResidueKRange | SlicedKRange,
         pipeline: TmaPipeline,
         state: PipelineState,
         thread: ThreadPosition,
@@ -207,7 +207,9 @@ class WgmmaMainloop:
             multiply = functools.partial(
                 self._multiply_k_tiles, accumulators.registers, descriptors, *stages, warpgroup
             )
-            release = functools.partial(_release_last_stage, *stages)
+            step = k_range.num_slices if isinstance(k_range, SlicedKRange) else 1
+            multiply = functools.partial(multiply, step=step)
+            release = functools.partial(_release_last_stage, *stages, step)
             if self.promotion_buffers > 1:
                 leave = order.arrive if order else None
                 self._multiply_with_two_buffers(
@@ -236,16 +238,22 @@ class WgmmaMainloop:
         thread: ThreadPosition,
         warpgroup: Expr,
         count: Expr,
+        step: int = 1,
     ) -> None:
-        """Multiply `count` K tiles; the wgmmas of the last one stay in flight, and its stage is not released."""
+        """Multiply `count` K tiles, every `step`-th one; the wgmmas of the last one stay in flight, and its stage is
+        not released.
+        """
         with serial_loop(count, "k_tile") as k_tile:
             pipeline.consumer_wait(state.index, state.phase)
             stage = pipeline.stage_address(state.index)
             self.multiply(registers, descriptors, stage, warpgroup, k_tile > 0)
             with if_(k_tile > 0):
                 wgmma_wait_group(1)
-                pipeline.consumer_release(state.previous_index, thread)
-            state.advance()
+                pipeline.consumer_release(state.find_previous(step), thread)
+            if step == 1:
+                state.advance()
+            else:
+                state.skip(step)
 
     def _multiply_with_promotion(
         self,
@@ -372,7 +380,7 @@ class WgmmaMainloop:
         if on_last_issue:
             on_last_issue()
 
-    def sums(self, accumulators: Accumulators, k_range: KRange | ResidueKRange) -> Sequence[Expr]:
+    def sums(self, accumulators: Accumulators, k_range: KRange | ResidueKRange | SlicedKRange) -> Sequence[Expr]:
         """Return the sums of a work tile, which are zeros if it has no K tiles.
 
         Zeros are not stored to accumulators: ptxas would let each wgmma wait for the one before (warning C7510).
@@ -432,7 +440,7 @@ class WgmmaMainloop:
         wgmma_commit_group()
 
 
-def _release_last_stage(pipeline: TmaPipeline, state: PipelineState, thread: ThreadPosition) -> None:
-    """Wait for all wgmmas of this warpgroup, and release the stage of the last K tile."""
+def _release_last_stage(pipeline: TmaPipeline, state: PipelineState, thread: ThreadPosition, step: int = 1) -> None:
+    """Wait for all wgmmas of this warpgroup, and release the stage of the last K tile, `step` stages ago."""
     wgmma_wait_group(0)
-    pipeline.consumer_release(state.previous_index, thread)
+    pipeline.consumer_release(state.find_previous(step), thread)

@@ -16,7 +16,9 @@ from ...tile_config import Rule
 from ..implicit_gemm_shape import ImplicitGemmShape
 from ..promotion import has_eight_bits, has_float8_sums, has_integer_output
 from .tile_config import (
+    COOPERATIVE,
     MAX_SWIZZLE_BYTES,
+    MIN_SLICED_STAGES,
     OVERHEAD_REGISTERS,
     REALLOCATED_REGISTERS,
     WGMMA_M_TILES_CHOICES,
@@ -111,7 +113,22 @@ def isa_constraints(w: Conv) -> list[Rule]:
             lambda t: (gemm.groups == 1) | (gemm.channels_per_group % t.block_k(gemm.itemsize) == 0),
         ),
         ("a split reduction shares no operands", lambda t: (t.split_k == 1) | (t.multicast_size == 1)),
-        ("clusters share operands only if TMA stores", lambda t: (t.multicast_size == 1) | ~t.uses_smem_reduction(w)),
+        (
+            "clusters share operands only if TMA stores, or if warpgroups divide the k-tiles",
+            lambda t: (t.multicast_size == 1) | ~t.uses_smem_reduction(w) | np.greater(t.k_slices, 1),
+        ),
+        (
+            f"two warpgroups divide k-tiles, of which {MIN_SLICED_STAGES} are in shared memory",
+            lambda t: (
+                np.equal(t.k_slices, 1)
+                | (
+                    (t.warpgroups == 2)
+                    & (t.kernel_schedule == COOPERATIVE)
+                    & (t.stages >= MIN_SLICED_STAGES)
+                    & (t.k_tiles_per_cta(gemm) >= MIN_SLICED_STAGES)
+                )
+            ),
+        ),
         (
             "taps share a copy only if one CTA loads it and its rows fit one swizzle atom",
             lambda t: (t.taps_per_copy == 1) | ((t.cluster_n == 1) & (t.block_k_bytes <= MAX_SWIZZLE_BYTES)),

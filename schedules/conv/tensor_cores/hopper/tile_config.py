@@ -43,6 +43,7 @@ BLOCK_K_BYTES_CHOICES = (32, 64, 128, 256)
 MAX_SWIZZLE_BYTES = 128  # the widest swizzle
 STAGES_CHOICES = (2, 3, 4, 5, 6, 8)
 SPLIT_K_CHOICES = (1, 2, 3, 4, 5, 6, 8)
+K_SLICES_CHOICES, MIN_SLICED_STAGES = (1, 2), 4  # of wgrads; each slice has a stage to read and one that is filled
 CLUSTER_M_CHOICES, CLUSTER_N_CHOICES = (1, 2, 4), (1, 2)
 COOPERATIVE, COOPERATIVE_SETMAXNREG, PINGPONG = "cooperative", "cooperative_setmaxnreg", "pingpong"
 KERNEL_SCHEDULES = (COOPERATIVE, COOPERATIVE_SETMAXNREG, PINGPONG)
@@ -109,6 +110,9 @@ class HopperTileConfig(TileConfig):
     promotion_buffers: Any = 1  # sets of accumulators; of two, one is promoted while the wgmmas of the other run
     input_loader: Any = CONVERTED  # how a channels-first X is loaded where there is a choice; see `input_loader.py`
     producer_warpgroups: Any = 1  # warpgroups whose warps load filters and halo rows
+    # Consumer warpgroups among which the k-tiles of a tile are divided, one to each in turn, and which then add their
+    # sums in shared memory.
+    k_slices: Any = 1
     output_eviction: Any = NORMAL  # "first": stores go to lines that leave L2 before those of the operands
     output_stages: Any = 2  # epilogue tiles per warpgroup in shared memory, of outputs without a residual
 
@@ -130,7 +134,7 @@ class HopperTileConfig(TileConfig):
     @property
     def warpgroups_per_tile(self) -> Any:
         """Consumer warpgroups that compute a tile together."""
-        return self.warpgroups - self.is_pingpong * (self.warpgroups - 1)
+        return self.warpgroups // self.k_slices - self.is_pingpong * (self.warpgroups - 1)
 
     @property
     def block_m(self) -> Any:
@@ -306,9 +310,9 @@ class HopperTileConfig(TileConfig):
     def uses_smem_reduction(self, w: Conv) -> Any:
         """Return whether partial sums are reduced in shared memory before the store.
 
-        This is the case if the reduction is split over CTAs, or if TMA cannot store the output.
+        This is the case if the reduction is split over CTAs or warpgroups, or if TMA cannot store the output.
         """
-        return (self.split_k > 1) | np.asarray(not can_store_by_tma(w))
+        return (self.split_k > 1) | np.greater(self.k_slices, 1) | np.asarray(not can_store_by_tma(w))
 
     @property
     def reduce_rows_per_cta(self) -> Any:
@@ -359,7 +363,7 @@ class HopperTileConfig(TileConfig):
         They follow the mainloop stages, the epilogue stages and the per-channel arguments. Partial sums of a reduction
         reuse the memory of the mainloop stages.
         """
-        reduced_rows = self.split_k * self.reduce_rows_per_cta + count_padding_rows(w)
+        reduced_rows = self.k_slices * self.split_k * self.reduce_rows_per_cta + count_padding_rows(w)
         reduction_bytes = np.maximum(self.mainloop_smem_bytes(), reduced_rows * self.block_n * ACCUMULATOR_BYTES)
         return np.where(
             self.uses_smem_reduction(w),
