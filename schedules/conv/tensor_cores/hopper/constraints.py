@@ -19,6 +19,7 @@ from .tile_config import (
     MAX_SWIZZLE_BYTES,
     OVERHEAD_REGISTERS,
     REALLOCATED_REGISTERS,
+    SWIZZLE_ROWS,
     WGMMA_M_TILES_CHOICES,
     HopperTileConfig,
 )
@@ -31,7 +32,6 @@ RESIDUAL_REGISTERS = 24  # registers per thread of a residual, besides `OVERHEAD
 VECTOR_REGISTERS = 24  # registers per thread of vectors and pixels where warps store the output in place of TMA
 MAX_SHARED_BYTES = 227 << 10  # per CTA
 MIN_SWIZZLE_BYTES = 32  # width of the narrowest swizzle
-SWIZZLE_ROWS = 8  # rows of a swizzle atom
 MIN_BOX_COLUMNS = 32  # 16-bit columns of a box that a search tries
 
 
@@ -114,7 +114,13 @@ def isa_constraints(w: Conv) -> list[Rule]:
         ("clusters share operands only if TMA stores", lambda t: (t.multicast_size == 1) | ~t.uses_smem_reduction(w)),
         (
             "taps share a copy only if one CTA loads it and its rows fit one swizzle atom",
-            lambda t: (t.taps_per_copy == 1) | ((t.cluster_n == 1) & (t.block_k_bytes <= MAX_SWIZZLE_BYTES)),
+            lambda t: (
+                (t.taps_per_copy == 1)
+                | (
+                    (np.where(t.has_filter_rows, t.cluster_m, t.cluster_n) == 1)
+                    & (t.block_k_bytes <= MAX_SWIZZLE_BYTES)
+                )
+            ),
         ),
         ("the slices of a shared operand are whole swizzle atoms", lambda t: t.block_n // t.cluster_m % 8 == 0),
         (

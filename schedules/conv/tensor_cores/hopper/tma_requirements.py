@@ -100,7 +100,9 @@ def list_taps_per_copy_of_whole_lines(w: Conv) -> tuple[int, ...]:
 
 
 def describe_lines(w: Conv) -> dict[str, int]:
-    """Return the attributes of a tile config that a workload with shared taps has."""
+    """Return the attributes of a tile config that a workload with shared taps, or with filter rows, has."""
+    if isinstance(w, FilterRowsProduct):
+        return {"has_filter_rows": True, "halo_width": w.halo_width}
     lines = {"line": w.output_size[-1], "padded_line": round_up(w.output_size[-1], WGMMA_M)}
     return {"halo_width": compute_halo_width(w), **(lines if can_pad_lines(w) else {})}
 
