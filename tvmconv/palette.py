@@ -39,6 +39,7 @@ STYLES = {
     "grouped_nchw": SeriesStyle("#999933", "X"),
     "grouped_mma_sync": SeriesStyle("#999933", "P"),
     "depthwise_mma_sync": SeriesStyle("#44aa99", "P"),
+    "depthwise_diagonal": SeriesStyle("#44aa99", "D"),
     "pointwise_mma_sync": SeriesStyle("#661100", "P"),
     "tensor_core": SeriesStyle("#88ccee", "d"),
     "mma_sync": SeriesStyle("#661100", "s"),
