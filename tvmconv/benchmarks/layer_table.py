@@ -8,10 +8,11 @@
 The table has the times of the tuned kernel and of each library, their shares of the physical limit, the speed-ups, and
 in its last line the geometric means. A workload of several files has the times of the newest run: that of the latest
 date, and on one date that of the largest number at the end of the file's name. If files are of several devices, a
-column names the device of each time. With --summary, the table has a line for each kind of layers, which is the name
-of its files without the word with which all begin, and without their numbers. With --networks, it has a line for each
-network of a suite whose layers are named NETWORK.NUMBER or NETWORK.NUMBER.GRADIENT. Times are those of the measured
-layers, each as often as the network has it, and their share is that of the limits of all layers.
+column names the device of each time. With --below, it has only layers that are slower than a library. With --summary,
+the table has a line for each kind of layers, which is the name of its files without the word with which all begin, and
+without their numbers. With --networks, it has a line for each network of a suite whose layers are named NETWORK.NUMBER
+or NETWORK.NUMBER.GRADIENT. Times are those of the measured layers, each as often as the network has it, and their share
+is that of the limits of all layers.
 """
 
 from __future__ import annotations
@@ -33,6 +34,7 @@ from tvmconv.workloads import Layer, Workload
 from tvmconv.workloads.suites import read_suite
 
 SECTION = "layers"
+OWN_ROWS = (TUNED, PREDICTED, UNTUNED)
 NETWORKS_LEGEND = "Sums over the measured layers, each as often as the network has it, in its newest run."
 DEVICE = "device"  # column of a table of several devices
 
@@ -46,6 +48,8 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     lines.add_argument("--summary", action="store_true", help="Print a line for each kind of layers.")
     text = "Print a line for each network of this suite."
     lines.add_argument("--networks", type=Path, metavar="FILE", help=text)
+    text = "Keep only layers whose speed-up over a library is below X, such as 1 for those that are slower."
+    parser.add_argument("--below", type=options.parse_positive, metavar="X", help=text)
     text = "Name the versions once for all runs on a device."
     parser.add_argument("--short-legend", action="store_true", help=text)
     options.add_page(parser)
@@ -66,6 +70,8 @@ def run(args: argparse.Namespace) -> int:
         table, legend = make_networks_table(results, read_suite(args.networks)), NETWORKS_LEGEND
     else:
         newest = keep_newest(sweeps)
+        if args.below:
+            newest = keep_slower(newest, args.below)
         provenances = list(dict.fromkeys(sweep.provenance for sweep in newest))
         provenance = "\n\n".join(merge_provenances(provenances) if args.short_legend else provenances)
         table, legend = make_layer_table(newest), f"Median times. {provenance}"
@@ -83,13 +89,26 @@ def keep_newest(sweeps: dict[Path, Sweep]) -> list[Sweep]:
     newest: dict[Workload, Path] = {}
     for file in sorted(sweeps, key=find_age):
         newest |= dict.fromkeys((result.workload for result in sweeps[file].results), file)
-    kept = []
-    for file, sweep in sweeps.items():
-        labeled = [(label, result) for label, result in sweep.labeled_results if newest[result.workload] == file]
-        if labeled:
-            labels, results = map(list, zip(*labeled, strict=True))
-            kept.append(Sweep(sweep.name, labels, results, sweep.provenance))
-    return kept
+    selected = [
+        _select(sweep, {w for w, newest_file in newest.items() if newest_file == f}) for f, sweep in sweeps.items()
+    ]
+    return [sweep for sweep in selected if sweep.results]
+
+
+def keep_slower(sweeps: Sequence[Sweep], speedup: float) -> list[Sweep]:
+    """Return the sweeps with the layers whose speed-up over some library is lower, without those that have none."""
+
+    def is_slower(result: Result) -> bool:
+        names = (row.name for row in result.rows if row.name not in OWN_ROWS)
+        return any((known := result.compute_speedup(TUNED, name)) and known < speedup for name in names)
+
+    selected = [_select(sweep, {result.workload for result in sweep.results if is_slower(result)}) for sweep in sweeps]
+    return [sweep for sweep in selected if sweep.results]
+
+
+def _select(sweep: Sweep, workloads: set[Workload]) -> Sweep:
+    kept = [(label, result) for label, result in sweep.labeled_results if result.workload in workloads]
+    return Sweep(sweep.name, [label for label, _ in kept], [result for _, result in kept], sweep.provenance)
 
 
 def merge_provenances(provenances: Sequence[str]) -> list[str]:
@@ -158,8 +177,7 @@ def make_networks_table(results: Mapping[Workload, Result], layers: Sequence[Lay
     networks: dict[str, list[Layer]] = {}
     for layer in layers:
         networks.setdefault(re.sub(r"\.\d+(\.[a-z]+)?$", "", layer.name), []).append(layer)
-    own_names = (TUNED, PREDICTED, UNTUNED)
-    names = dict.fromkeys(row.name for result in results.values() for row in result.rows if row.name not in own_names)
+    names = dict.fromkeys(row.name for result in results.values() for row in result.rows if row.name not in OWN_ROWS)
     rows = []
     for network, own_layers in networks.items():
         measured = [(layer, results[layer.workload]) for layer in own_layers if layer.workload in results]
