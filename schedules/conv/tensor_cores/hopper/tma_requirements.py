@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
+from typing import Any
 
 from tvmconv import tensor_map as maps
 from tvmconv.arithmetic import round_up
@@ -99,7 +100,7 @@ def list_taps_per_copy_of_whole_lines(w: Conv) -> tuple[int, ...]:
     return (1,) if can_pad_lines(w) else list_taps_per_copy(w)
 
 
-def describe_lines(w: Conv) -> dict[str, int]:
+def describe_lines(w: Conv) -> dict[str, Any]:
     """Return the attributes of a tile config that a workload with shared taps, or with filter rows, has."""
     if isinstance(w, FilterRowsProduct):
         return {"has_filter_rows": True, "halo_width": w.halo_width}
