@@ -197,7 +197,10 @@ class KernelPlan:
         config, a, b = self.config, self.mainloop.a, self.mainloop.b
         barriers = smem + to_uint32(int(config.barrier_offset_bytes(self.w)))
         a_box_bytes = a.copies * cluster.n * a.copy_rows * a.layout.row_bytes
-        tx_bytes = a_box_bytes * a.layout.boxes + b.layout.nbytes
+        b_bytes = b.layout.nbytes
+        if config.has_filter_rows:
+            b_bytes = b.copies * cluster.m * b.copy_rows * b.layout.row_bytes * b.layout.boxes
+        tx_bytes = a_box_bytes * a.layout.boxes + b_bytes
         stages = smem, a.layout.nbytes + b.layout.nbytes, barriers, config.stages
         consumers = config.warpgroups_per_tile, cluster
         pipeline = TmaPipeline(*stages, tx_bytes, *consumers)
@@ -251,6 +254,7 @@ def make_mainloop(problem: ConvProblem, config: HopperTileConfig, dilation: int)
         block_k=config.block_k(atom.itemsize),
         taps_per_copy=config.taps_per_copy,
         rows_per_tap=dilation if config.taps_per_copy > 1 else 0,
+        shares_columns=bool(config.has_filter_rows),
         promotion_k_tiles=int(config.promotion_k_tiles(atom.itemsize)),
         promotions_per_k_tile=int(config.promotions_per_k_tile(atom.itemsize)),
         promotion_buffers=int(config.promotion_buffers),
@@ -258,11 +262,17 @@ def make_mainloop(problem: ConvProblem, config: HopperTileConfig, dilation: int)
 
 
 def make_a_tile(operand: Operand, atom: WgmmaAtom, config: HopperTileConfig) -> OperandTile:
-    """Return the tile of operand A; taps that share a copy have one copy with a halo for each instruction along M."""
+    """Return the tile of operand A; taps that share a copy have one copy with a halo for each instruction along M.
+
+    With filter rows it has the filters of these taps.
+    """
     if operand.major is Major.MN:
         return make_mn_major_tile(operand, config.block_m, config.cluster_n, atom.itemsize, config)
     num_atoms = config.block_m // atom.m
     row_bytes, boxes_per_tap, box_channels = divide_k_tile(atom, config)
+    if config.has_filter_rows:
+        layout = SmemLayout(config.block_m, row_bytes, boxes_per_tap * config.taps_per_copy)
+        return OperandTile(operand, layout, 0, box_channels, boxes_per_tap, config.block_m // config.cluster_n)
     layout = SmemLayout(num_atoms * int(config.smem_rows_per_wgmma), row_bytes, boxes_per_tap)
     copies = {"copy_rows": config.block_m // config.cluster_n}
     if config.taps_per_copy > 1:
@@ -271,10 +281,14 @@ def make_a_tile(operand: Operand, atom: WgmmaAtom, config: HopperTileConfig) -> 
 
 
 def make_b_tile(operand: Operand, atom: WgmmaAtom, config: HopperTileConfig, offset: int) -> OperandTile:
-    """Return the tile of operand B, which has all taps that share a copy of A."""
+    """Return the tile of operand B, which has all taps that share a copy of A, or the copy of filter rows' columns."""
     if operand.major is Major.MN:
         return make_mn_major_tile(operand, config.block_n, config.cluster_m, atom.itemsize, config, offset)
     row_bytes, boxes_per_tap, box_channels = divide_k_tile(atom, config)
+    if config.has_filter_rows and config.taps_per_copy > 1:
+        layout, rows = SmemLayout(int(config.b_stage_rows), row_bytes, boxes_per_tap), int(config.rows_per_column_copy)
+        copies = rows, int(config.num_column_copies), rows
+        return OperandTile(operand, layout, offset, box_channels, boxes_per_tap, *copies)
     layout = SmemLayout(config.block_n, row_bytes, boxes_per_tap * config.taps_per_copy)
     return OperandTile(operand, layout, offset, box_channels, boxes_per_tap, config.block_n // config.cluster_m)
 
