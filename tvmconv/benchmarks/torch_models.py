@@ -44,6 +44,9 @@ OWN_NETWORKS = {
     "hifigan_generator": (80, 256),
     "nnunet_3d": (1, 96, 96, 96),
     "mobilenetv4_conv_medium": (3, 256, 256),
+    "conv_tasnet": (1, 32_000),
+    "edsr_baseline": (3, 256, 256),
+    "unet_2d": (3, 256, 256),
 }
 IMAGE = (3, 224, 224)  # input of torchvision's networks
 TIMM_PREFIX = "timm:"  # of names of timm's networks
