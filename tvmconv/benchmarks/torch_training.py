@@ -14,9 +14,9 @@ CUDA graph.
 The unchanged network and the optimized one come first, then the backend, PyTorch's compilations, and those of the
 optimized network. Results are written each time, so that an interruption of a long compilation loses nothing.
 
-With --gpu-lock, several commands share a GPU. All of them first compile their unchanged networks at the same time, as
-compilers time kernels, too. Each one then has the GPU for itself until its end, so that searches and timings follow one
-another.
+With --gpu-lock, several commands share a GPU. They compile their unchanged networks on the CPU at the same time, by the
+default mode while another one has the GPU (`inductor_ahead.py`), and by other modes, which time kernels, before that.
+Each one then has the GPU for itself until its end, so that searches and timings follow one another.
 """
 
 from __future__ import annotations
@@ -34,6 +34,7 @@ from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from tvmconv.benchmarks.common import add_device, add_gpu_lock, add_output, find_device, hold_gpu, write_report
+from tvmconv.benchmarks.inductor_ahead import make_waiting_backend
 from tvmconv.cli import options, output
 from tvmconv.cli.errors import UsageError
 from tvmconv.cli.progress import progress_line
@@ -47,6 +48,7 @@ DTYPES = {"f16": "float16", "bf16": "bfloat16", "f32": "float32", "tf32": "float
 IMAGE, VIDEO = (3, 224, 224), (3, 16, 112, 112)
 VIDEO_NETWORKS = ("r3d_18", "mc3_18", "r2plus1d_18")
 NUM_CLASSES = 1000
+DEFAULT_MODE = "default"  # of torch.compile
 NUM_WARM_UP_STEPS = 5  # before a capture, as PyTorch's documentation of CUDA graphs has it
 NUM_ROUNDS, NUM_STEPS = 5, 8  # timed steps of each variant per round
 NUM_EAGER_ROUNDS = 2  # of them also eagerly, where the host often takes longer than the GPU; once for each variant
@@ -226,6 +228,15 @@ def _measure(name: str, args: argparse.Namespace) -> Iterator[tuple[list[dict[st
         started_at = time.perf_counter()
         return make(label, torch.compile(copy.deepcopy(network), **how), started_at)
 
+    def compile_ahead(label: str, network: Any, mode: str) -> StepVariant:
+        if mode != DEFAULT_MODE:
+            with hold_gpu(args.gpu_lock, is_shared=True):
+                return compile_network(label, network, mode=mode)
+        with make_waiting_backend(args.gpu_lock) as (backend, waiting):
+            variant = compile_network(label, network, backend=backend)
+        variant.made_seconds -= waiting.seconds
+        return variant
+
     def add(variant: StepVariant) -> None:
         variants.append(_capture(variant, pool))
         if args.kernels and variant.replay is not None:
@@ -234,8 +245,8 @@ def _measure(name: str, args: argparse.Namespace) -> Iterator[tuple[list[dict[st
     modes = {f"{PYTORCH}, compiled ({mode})": mode for mode in args.compile}
     compiled: dict[str, StepVariant] = {}
     if args.gpu_lock:
-        with hold_gpu(args.gpu_lock, is_shared=True), _without_cudnn_benchmark():
-            compiled = {label: compile_network(label, model, mode=mode) for label, mode in modes.items()}
+        with _without_cudnn_benchmark():
+            compiled = {label: compile_ahead(label, model, mode) for label, mode in modes.items()}
         torch.cuda.empty_cache()
     with hold_gpu(args.gpu_lock):
         add(make(PYTORCH, copy.deepcopy(model), None))
