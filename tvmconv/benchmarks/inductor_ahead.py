@@ -1,4 +1,4 @@
-"""Compilation of training steps by Inductor on the CPU, while another process has the GPU.
+"""Compilation by Inductor on the CPU, while another process has the GPU.
 
 `torch.compile` compiles the backward graph when the backward pass first runs, after it ran the forward graph. Here both
 graphs are compiled first, and then the step waits for the GPU. Inductor compares configs of its kernels in their first
@@ -15,6 +15,8 @@ from pathlib import Path
 from typing import Any
 
 from tvmconv.benchmarks.common import hold_gpu
+
+DEFAULT_MODE = "default"  # of `torch.compile`, which times kernels in their first launch alone
 
 
 @dataclass

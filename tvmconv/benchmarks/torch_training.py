@@ -34,7 +34,7 @@ from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from tvmconv.benchmarks.common import add_device, add_gpu_lock, add_output, find_device, hold_gpu, write_report
-from tvmconv.benchmarks.inductor_ahead import make_waiting_backend
+from tvmconv.benchmarks.inductor_ahead import DEFAULT_MODE, make_waiting_backend
 from tvmconv.cli import options, output
 from tvmconv.cli.errors import UsageError
 from tvmconv.cli.progress import progress_line
@@ -48,7 +48,6 @@ DTYPES = {"f16": "float16", "bf16": "bfloat16", "f32": "float32", "tf32": "float
 IMAGE, VIDEO = (3, 224, 224), (3, 16, 112, 112)
 VIDEO_NETWORKS = ("r3d_18", "mc3_18", "r2plus1d_18")
 NUM_CLASSES = 1000
-DEFAULT_MODE = "default"  # of torch.compile
 NUM_WARM_UP_STEPS = 5  # before a capture, as PyTorch's documentation of CUDA graphs has it
 NUM_ROUNDS, NUM_STEPS = 5, 8  # timed steps of each variant per round
 NUM_EAGER_ROUNDS = 2  # of them also eagerly, where the host often takes longer than the GPU; once for each variant
