@@ -24,6 +24,7 @@ import numpy as np
 from tvmconv import devices
 from tvmconv.baselines.metaschedule import CLOCK_FILE, FAILED_SECONDS
 from tvmconv.compiler.tensor_intrinsics import import_tensor_intrinsics
+from tvmconv.devices import sharing
 from tvmconv.errors import describe_error
 from tvmconv.workloads.dtypes import get_numpy_dtype
 
@@ -141,7 +142,8 @@ def time_candidates(argv: Sequence[str]) -> None:
             if each["file"] is not None:
                 try:
                     arguments = [make_cached(dtype, tuple(shape)) for _, dtype, shape in others[1]]
-                    times = time_library(folder / each["file"], device, arguments)
+                    with sharing.hold_gpu():
+                        times = time_library(folder / each["file"], device, arguments)
                 except Exception as failure:  # of a candidate or of the device
                     error = describe_error(failure)
             if error:
