@@ -196,7 +196,7 @@ def _time_candidates(device: Device, folder: Path, log: Path, seconds: float) ->
     """Run the process that times candidates, and return its result."""
     own = folder / metaschedule_sampling.TIMED_FOLDER
     own.mkdir(exist_ok=True)
-    command = _make_command(metaschedule_sampling.time_candidates, device.text, str(folder))
+    command = _make_command(metaschedule_sampling.time_candidates, device.text, str(folder), "0")
     status = run_bounded(command, log, make_cuda_environment() | {"TMPDIR": str(own)}, seconds)
     if status:
         raise Error(f"MetaSchedule ended with status {status}; see {log}")
