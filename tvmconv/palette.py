@@ -48,6 +48,7 @@ STYLES = {
     "stem": SeriesStyle("#ddaa33", "v"),
     "kn2row_hopper": SeriesStyle("#cc6677", "X"),
     "window_hopper": SeriesStyle("#cc6677", "^"),
+    "filter_rows_hopper": SeriesStyle("#cc6677", "v"),
     "upsample_hopper": SeriesStyle("#cc6677", "s"),
     "upsample_mma_sync": SeriesStyle("#661100", "D"),
     # Filters are never in a chart with convolutions.

@@ -141,6 +141,7 @@ class WgmmaMainloop:
     block_k: int  # channels per K tile
     taps_per_copy: int = 1  # taps along a line that are multiplied from one copy of A
     rows_per_tap: int = 0  # rows of A from one of these taps to the next
+    shares_columns: bool = False  # whether taps share a copy of B instead, whose rows are the columns of the product
     promotion_k_tiles: int = 0  # K tiles after which accumulators are added to promoted sums; 0: never
     promotions_per_k_tile: int = 1  # of a K tile with more products than are added before a promotion
     promotion_buffers: int = 1  # sets of accumulators; of two, one is promoted while the wgmmas of the other run
@@ -429,12 +430,15 @@ class WgmmaMainloop:
         for k in k_steps:
             tap, channel = divmod(k, self.block_k)
             for m_atom in range(self.m_atoms):
-                row = m_atom * self.rows_per_atom + tap * self.rows_per_tap
+                row, column = m_atom * self.rows_per_atom, tap * self.rows_per_tap
+                a_operand, b_operand = (row + column, channel), (0, k)
+                if self.shares_columns:
+                    a_operand, b_operand = (row, k), (column, channel)
                 first = first_register + m_atom * self.atom.num_accumulators
                 self.atom.emit(
                     [accumulators[first + e] for e in range(self.atom.num_accumulators)],
-                    a_descriptor.encode_operand(a_layout.operand_offset(row, channel, itemsize)),
-                    b_descriptor.encode_operand(b_layout.operand_offset(0, k, itemsize)),
+                    a_descriptor.encode_operand(a_layout.operand_offset(*a_operand, itemsize)),
+                    b_descriptor.encode_operand(b_layout.operand_offset(*b_operand, itemsize)),
                     True if k > k_steps[0] else accumulates,
                 )
         wgmma_commit_group()

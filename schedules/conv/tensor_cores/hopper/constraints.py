@@ -21,6 +21,7 @@ from .tile_config import (
     MIN_SLICED_STAGES,
     OVERHEAD_REGISTERS,
     REALLOCATED_REGISTERS,
+    SWIZZLE_ROWS,
     WGMMA_M_TILES_CHOICES,
     HopperTileConfig,
 )
@@ -33,7 +34,6 @@ RESIDUAL_REGISTERS = 24  # registers per thread of a residual, besides `OVERHEAD
 VECTOR_REGISTERS = 24  # registers per thread of vectors and pixels where warps store the output in place of TMA
 MAX_SHARED_BYTES = 227 << 10  # per CTA
 MIN_SWIZZLE_BYTES = 32  # width of the narrowest swizzle
-SWIZZLE_ROWS = 8  # rows of a swizzle atom
 MIN_BOX_COLUMNS = 32  # 16-bit columns of a box that a search tries
 
 
@@ -131,7 +131,13 @@ def isa_constraints(w: Conv) -> list[Rule]:
         ),
         (
             "taps share a copy only if one CTA loads it and its rows fit one swizzle atom",
-            lambda t: (t.taps_per_copy == 1) | ((t.cluster_n == 1) & (t.block_k_bytes <= MAX_SWIZZLE_BYTES)),
+            lambda t: (
+                (t.taps_per_copy == 1)
+                | (
+                    (np.where(t.has_filter_rows, t.cluster_m, t.cluster_n) == 1)
+                    & (t.block_k_bytes <= MAX_SWIZZLE_BYTES)
+                )
+            ),
         ),
         ("the slices of a shared operand are whole swizzle atoms", lambda t: t.block_n // t.cluster_m % 8 == 0),
         (

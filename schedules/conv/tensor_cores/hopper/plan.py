@@ -23,6 +23,7 @@ from ..gemm.channels_first_epilogue import ChannelsFirstOutput
 from ..gemm.cluster_reduction import ClusterReduction
 from ..gemm.epilogue_ops import EpilogueOps
 from ..gemm.epilogue_tile import EpilogueTile
+from ..gemm.filter_rows_epilogue import FilterRowsEpilogueTile
 from ..gemm.pipelines import AsyncPipeline, TmaPipeline
 from ..gemm.plane_gather import NUM_GATHER_THREADS, NUM_GATHER_WARPS
 from ..gemm.problem import ConvProblem, Operand, make_fprop
@@ -87,7 +88,8 @@ class KernelPlan:
             filters = InterleavedFilters(**vars(problem.b.loader))
             problem = replace(problem, b=replace(problem.b, loader=filters))
         mainloop, ops = make_mainloop(problem, config, w.dilation[-1]), EpilogueOps.from_workload(w)
-        epilogue_tile = make_epilogue_tile(mainloop.atom, w, config, problem.shape.frames)
+        make_tile = FilterRowsEpilogueTile if problem.has_filter_rows else EpilogueTile
+        epilogue_tile = make_epilogue_tile(mainloop.atom, w, config, problem.shape.frames, make_tile)
         epilogue_tile = replace(epilogue_tile, interleaved=is_interleaved)
         if line != w.output_size[-1]:
             epilogue_tile = replace(epilogue_tile, line=(line, w.output_size[-1]))
@@ -195,7 +197,10 @@ class KernelPlan:
         config, a, b = self.config, self.mainloop.a, self.mainloop.b
         barriers = smem + to_uint32(int(config.barrier_offset_bytes(self.w)))
         a_box_bytes = a.copies * cluster.n * a.copy_rows * a.layout.row_bytes
-        tx_bytes = a_box_bytes * a.layout.boxes + b.layout.nbytes
+        b_bytes = b.layout.nbytes
+        if config.has_filter_rows:
+            b_bytes = b.copies * cluster.m * b.copy_rows * b.layout.row_bytes * b.layout.boxes
+        tx_bytes = a_box_bytes * a.layout.boxes + b_bytes
         stages = smem, a.layout.nbytes + b.layout.nbytes, barriers, config.stages
         consumers = config.warpgroups_per_tile, cluster
         pipeline = TmaPipeline(*stages, tx_bytes, *consumers)
@@ -249,6 +254,7 @@ def make_mainloop(problem: ConvProblem, config: HopperTileConfig, dilation: int)
         block_k=config.block_k(atom.itemsize),
         taps_per_copy=config.taps_per_copy,
         rows_per_tap=dilation if config.taps_per_copy > 1 else 0,
+        shares_columns=bool(config.has_filter_rows),
         promotion_k_tiles=int(config.promotion_k_tiles(atom.itemsize)),
         promotions_per_k_tile=int(config.promotions_per_k_tile(atom.itemsize)),
         promotion_buffers=int(config.promotion_buffers),
@@ -256,11 +262,17 @@ def make_mainloop(problem: ConvProblem, config: HopperTileConfig, dilation: int)
 
 
 def make_a_tile(operand: Operand, atom: WgmmaAtom, config: HopperTileConfig) -> OperandTile:
-    """Return the tile of operand A; taps that share a copy have one copy with a halo for each instruction along M."""
+    """Return the tile of operand A; taps that share a copy have one copy with a halo for each instruction along M.
+
+    With filter rows it has the filters of these taps.
+    """
     if operand.major is Major.MN:
         return make_mn_major_tile(operand, config.block_m, config.cluster_n, atom.itemsize, config)
     num_atoms = config.block_m // atom.m
     row_bytes, boxes_per_tap, box_channels = divide_k_tile(atom, config)
+    if config.has_filter_rows:
+        layout = SmemLayout(config.block_m, row_bytes, boxes_per_tap * config.taps_per_copy)
+        return OperandTile(operand, layout, 0, box_channels, boxes_per_tap, config.block_m // config.cluster_n)
     layout = SmemLayout(num_atoms * int(config.smem_rows_per_wgmma), row_bytes, boxes_per_tap)
     copies = {"copy_rows": config.block_m // config.cluster_n}
     if config.taps_per_copy > 1:
@@ -269,10 +281,14 @@ def make_a_tile(operand: Operand, atom: WgmmaAtom, config: HopperTileConfig) -> 
 
 
 def make_b_tile(operand: Operand, atom: WgmmaAtom, config: HopperTileConfig, offset: int) -> OperandTile:
-    """Return the tile of operand B, which has all taps that share a copy of A."""
+    """Return the tile of operand B, which has all taps that share a copy of A, or the copy of filter rows' columns."""
     if operand.major is Major.MN:
         return make_mn_major_tile(operand, config.block_n, config.cluster_m, atom.itemsize, config, offset)
     row_bytes, boxes_per_tap, box_channels = divide_k_tile(atom, config)
+    if config.has_filter_rows and config.taps_per_copy > 1:
+        layout, rows = SmemLayout(int(config.b_stage_rows), row_bytes, boxes_per_tap), int(config.rows_per_column_copy)
+        copies = rows, int(config.num_column_copies), rows
+        return OperandTile(operand, layout, offset, box_channels, boxes_per_tap, *copies)
     layout = SmemLayout(config.block_n, row_bytes, boxes_per_tap * config.taps_per_copy)
     return OperandTile(operand, layout, offset, box_channels, boxes_per_tap, config.block_n // config.cluster_m)
 
@@ -294,9 +310,11 @@ def make_mn_major_tile(
     return MnMajorTile(operand, layout, offset, block_k, boxes, copy_rows, taps_per_copy=config.taps_per_copy)
 
 
-def make_epilogue_tile(atom: WgmmaAtom, w: Conv, config: HopperTileConfig, frames: int) -> EpilogueTile:
+def make_epilogue_tile(
+    atom: WgmmaAtom, w: Conv, config: HopperTileConfig, frames: int, make_tile: type[EpilogueTile] = EpilogueTile
+) -> EpilogueTile:
     """Return the division of a warpgroup's accumulators into subtiles, which TMA stores."""
     dtype = w.argument_dtypes[-1]
     row_bytes, stages = int(config.epilogue_row_bytes(get_itemsize(dtype))), int(config.epilogue_stages(w))
     subtiles = atom, config.wgmma_m_tiles, config.warpgroups_per_tile, dtype, row_bytes, stages, frames
-    return EpilogueTile(*subtiles, evicts_first=config.output_eviction == FIRST)
+    return make_tile(*subtiles, evicts_first=config.output_eviction == FIRST)

@@ -15,6 +15,7 @@ import numpy as np
 from tvmconv.arithmetic import ceil_div, round_up
 from tvmconv.space import Columns
 from tvmconv.target import H200, WARP_SIZE
+from tvmconv.tensor_map import MAX_BOX_ELEMENTS
 from tvmconv.workloads import Conv, epilogue
 from tvmconv.workloads.dtypes import get_numpy_dtype
 
@@ -34,6 +35,7 @@ from .tma_requirements import (
 
 SWIZZLE_ALIGNMENT_BYTES = 1024  # period of the 128-byte swizzle: 8 rows
 BARRIER_BYTES = 8
+SWIZZLE_ROWS = 8  # rows of a swizzle atom
 
 WARPGROUP_CHOICES = (1, 2, 3)
 WGMMA_M_TILES_CHOICES = (1, 2)
@@ -51,6 +53,7 @@ RASTER_ORDERS = ("n", "m")
 DATA_PARALLEL, SPLIT_LAST_WAVE, NARROW_LAST_WAVE = "data_parallel", "split_last_wave", "narrow_last_wave"
 DECOMPOSITIONS = DATA_PARALLEL, SPLIT_LAST_WAVE, NARROW_LAST_WAVE
 SUM_DECOMPOSITIONS = DATA_PARALLEL, SPLIT_LAST_WAVE  # of kernels whose results are partial sums
+OUTPUT_STAGES_CHOICES, RESIDUAL_STAGES = (2, 4, 8), 4  # epilogue tiles per warpgroup in shared memory
 OUTPUT_EVICTIONS = NORMAL, FIRST = "normal", "first"  # when lines of the output leave L2
 CONVERTED, TMA, CP_ASYNC = "converted", "tma", "cp_async"  # loaders of a channels-first X
 HALO_LOADERS = HALO, HALO_SMEM = "halo", "halo_smem"
@@ -113,6 +116,8 @@ class HopperTileConfig(TileConfig):
     # sums in shared memory.
     k_slices: Any = 1
     output_eviction: Any = NORMAL  # "first": stores go to lines that leave L2 before those of the operands
+    has_filter_rows: Any = False  # whether rows of the product are filters, so that taps share copies of its columns
+    output_stages: Any = 2  # epilogue tiles per warpgroup in shared memory, of outputs without a residual
 
     @classmethod
     def of_workload(cls, columns: Columns, w: Conv) -> HopperTileConfig:
@@ -276,14 +281,37 @@ class HopperTileConfig(TileConfig):
 
     def stage_bytes(self) -> Any:
         """Return the shared memory of one pipeline stage in bytes, for both operands."""
-        return (
-            self.smem_rows_per_wgmma * (self.block_m // WGMMA_M) + self.block_n * self.taps_per_copy
-        ) * self.block_k_bytes
+        return (self.a_stage_rows + self.b_stage_rows) * self.block_k_bytes
+
+    @property
+    def a_stage_rows(self) -> Any:
+        """Rows of operand A of a stage."""
+        shared_rows = self.smem_rows_per_wgmma * (self.block_m // WGMMA_M)
+        return np.where(self.has_filter_rows, self.block_m * self.taps_per_copy, shared_rows)
+
+    @property
+    def b_stage_rows(self) -> Any:
+        """Rows of operand B of a stage."""
+        shares_columns = np.logical_and(self.has_filter_rows, np.greater(self.taps_per_copy, 1))
+        shared_rows = self.num_column_copies * round_up(self.rows_per_column_copy, SWIZZLE_ROWS)
+        return np.where(shares_columns, shared_rows, self.block_n * self.taps_per_copy)
+
+    @property
+    def num_column_copies(self) -> Any:
+        """Copies of the columns that taps share, and of the halo of further taps."""
+        return ceil_div(self.block_n + self.halo_width, MAX_BOX_ELEMENTS)
+
+    @property
+    def rows_per_column_copy(self) -> Any:
+        """Rows of such a copy, of whole swizzles if there are several."""
+        rows = ceil_div(self.block_n + self.halo_width, self.num_column_copies)
+        return np.where(self.num_column_copies > 1, round_up(rows, SWIZZLE_ROWS), rows)
 
     @property
     def smem_rows_per_wgmma(self) -> Any:
         """Rows in shared memory for the 64 pixels of a wgmma and the halo of further taps, in whole swizzles."""
-        return np.where(self.taps_per_copy > 1, round_up(WGMMA_M + self.halo_width, 8), WGMMA_M)
+        shares_rows = np.logical_and(np.logical_not(self.has_filter_rows), np.greater(self.taps_per_copy, 1))
+        return np.where(shares_rows, round_up(WGMMA_M + self.halo_width, SWIZZLE_ROWS), WGMMA_M)
 
     def epilogue_row_bytes(self, itemsize: int) -> Any:
         """Return the bytes of channels per epilogue tile, which divide the CTA's channels into whole swizzles."""
@@ -322,7 +350,7 @@ class HopperTileConfig(TileConfig):
         epilogue_tiles = self.num_epilogue_tiles(get_numpy_dtype(w.argument_dtypes[-1]).itemsize)
         if not can_store_rows_by_tma(w):
             return np.minimum(epilogue_tiles, 1)
-        return np.minimum(epilogue_tiles, 4 if find_tma_residual(w) else 2)
+        return np.minimum(epilogue_tiles, RESIDUAL_STAGES if find_tma_residual(w) else self.output_stages)
 
     def epilogue_smem_bytes(self, w: Conv) -> Any:
         """Return the shared memory of the epilogue stages in bytes."""

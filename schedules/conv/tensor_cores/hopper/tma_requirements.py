@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
+from typing import Any
 
 from tvmconv import tensor_map as maps
 from tvmconv.arithmetic import round_up
@@ -13,6 +14,7 @@ from tvmconv.workloads.dtypes import get_itemsize
 from tvmconv.workloads.layout import CHANNELS_LAST
 from tvmconv.workloads.text import MAX_INT32_ELEMENTS
 
+from ..filter_rows_product import FilterRowsProduct
 from ..frame_product import get_planes
 from ..gemm.tap_columns import PADDING_ROWS
 from ..implicit_gemm_shape import VECTOR_BYTES, ImplicitGemmShape
@@ -98,8 +100,10 @@ def list_taps_per_copy_of_whole_lines(w: Conv) -> tuple[int, ...]:
     return (1,) if can_pad_lines(w) else list_taps_per_copy(w)
 
 
-def describe_lines(w: Conv) -> dict[str, int]:
-    """Return the attributes of a tile config that a workload with shared taps has."""
+def describe_lines(w: Conv) -> dict[str, Any]:
+    """Return the attributes of a tile config that a workload with shared taps, or with filter rows, has."""
+    if isinstance(w, FilterRowsProduct):
+        return {"has_filter_rows": True, "halo_width": w.halo_width}
     lines = {"line": w.output_size[-1], "padded_line": round_up(w.output_size[-1], WGMMA_M)}
     return {"halo_width": compute_halo_width(w), **(lines if can_pad_lines(w) else {})}
 
@@ -119,7 +123,8 @@ def can_store_by_tma(w: Conv) -> bool:
     """Return whether output rows are whole 16-byte chunks in each group and the epilogue reads at most one residual."""
     gemm = ImplicitGemmShape.from_workload(w)
     residual_ops = [operation for operation in epilogue.get_ops(w.epilogue) if operation.argument_kind == "output"]
-    has_whole_chunks = gemm.n * gemm.output_itemsize % VECTOR_BYTES == 0
+    channels = gemm.m if isinstance(w, FilterRowsProduct) else gemm.n
+    has_whole_chunks = channels * gemm.output_itemsize % VECTOR_BYTES == 0
     return has_whole_chunks and len(residual_ops) <= 1 and not isinstance(w, TapColumnProduct)
 
 
