@@ -107,7 +107,7 @@ class FakePicks:
     """
 
     def __init__(self, heuristics=None, **seconds):
-        self.heuristics = heuristics or {}
+        self.heuristics = {kind: list(own) for kind, own in (heuristics or {}).items()}
         self.seconds = {kind: list(own) for kind, own in seconds.items()}
         self.asked, self.num_algorithms, self.closed = [], [], []
 
@@ -162,9 +162,9 @@ def test_cudnn_tries_another_number_of_algorithms_in_each_round(pick):
 
 
 def test_a_call_that_is_far_slower_by_heuristics_is_not_tried_again(pick):
-    _, picks = pick(fused=[9.0], apart=[1.0], heuristics={"fused": 3.1, "apart": 1.0})
+    _, picks = pick(fused=[9.0], apart=[1.0], heuristics={"fused": [3.1], "apart": [1.0]})
     assert set(picks.asked) == {"apart"}
-    _, picks = pick(fused=[9.0], apart=[1.0], heuristics={"fused": 2.9, "apart": 1.0})
+    _, picks = pick(fused=[9.0], apart=[1.0], heuristics={"fused": [2.9], "apart": [1.0]})
     assert picks.asked.count("fused") == 2  # once in each layout
 
 
