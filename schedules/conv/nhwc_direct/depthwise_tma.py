@@ -182,8 +182,8 @@ class DepthwiseTmaKernel:
         taps, filters = allocate("taps", num_taps * vector, "float32"), self.arguments["K"]
         height, width = config.w.kernel
         for e, (r, s) in itertools.product(range(vector), itertools.product(range(height), range(width))):
-            place = (height - 1 - r, width - 1 - s) if self.is_flipped else (r, s)
-            store(taps, (r * width + s) * vector + e, T.Cast("float32", filters[channel + e, *place, 0]))
+            y, x = (height - 1 - r, width - 1 - s) if self.is_flipped else (r, s)
+            store(taps, (r * width + s) * vector + e, T.Cast("float32", filters[channel + e, y, x, 0]))
         return taps
 
     def walk(self, tile: WindowTile, taps: Buffer, window: Expr, channel: Expr, first_column: Expr) -> None:
