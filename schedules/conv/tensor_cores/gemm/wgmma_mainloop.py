@@ -19,6 +19,7 @@ from tvmconv.workloads.dtypes import DTYPES
 
 from ....tir_builder import Buffer, Expr, if_, serial_loop, to_uint32
 from .accumulators import Accumulators
+from .alternating_promotion import AlternatingPromotion
 from .atoms import ThreadPosition, WgmmaAtom, wgmma_commit_group, wgmma_fence, wgmma_wait_group
 from .frame_loaders import FrameImages
 from .pipelines import OrderedSequenceBarrier, PipelineState, TmaPipeline
@@ -144,6 +145,9 @@ class WgmmaMainloop:
     promotion_k_tiles: int = 0  # K tiles after which accumulators are added to promoted sums; 0: never
     promotions_per_k_tile: int = 1  # of a K tile with more products than are added before a promotion
     promotion_buffers: int = 1  # sets of accumulators; of two, one is promoted while the wgmmas of the other run
+    # Wgmmas along the reduction before each promotion, if warpgroups promote at different times; 0 if they do not.
+    promotion_steps: int = 0
+    num_warpgroups: int = 1  # warpgroups that share a work tile
 
     @property
     def num_accumulators(self) -> int:
@@ -208,7 +212,11 @@ class WgmmaMainloop:
                 self._multiply_k_tiles, accumulators.registers, descriptors, *stages, warpgroup
             )
             release = functools.partial(_release_last_stage, *stages)
-            if self.promotion_buffers > 1:
+            if self.promotion_steps:
+                assert isinstance(k_range.count, int)
+                promotion = AlternatingPromotion(self, accumulators, descriptors, *stages, self.num_warpgroups)
+                promotion.emit(warpgroup, k_range.count)
+            elif self.promotion_buffers > 1:
                 leave = order.arrive if order else None
                 self._multiply_with_two_buffers(
                     accumulators, descriptors, *stages, warpgroup, k_range.count, on_last_issue=leave
@@ -287,9 +295,9 @@ class WgmmaMainloop:
         accumulators.clear_promoted()
         with serial_loop(count, "k_tile"):
             pipeline.consumer_wait(state.index, state.phase)
-            self._set_stage(descriptors, pipeline.stage_address(state.index), warpgroup)
+            self.set_stage(descriptors, pipeline.stage_address(state.index), warpgroup)
             for k_steps in self._list_promoted_steps():
-                self._issue(accumulators.registers, descriptors, k_steps, False)
+                self.issue(accumulators.registers, descriptors, k_steps, False)
                 wgmma_wait_group(0)
                 if k_steps[-1] == self.k_steps[-1]:
                     pipeline.consumer_release(state.index, thread)
@@ -339,10 +347,10 @@ class WgmmaMainloop:
             for tile, part in itertools.product(range(num_k_tiles), range(len(parts))):
                 if part == 0:
                     pipeline.consumer_wait(state.index, state.phase)
-                    self._set_stage(descriptors, pipeline.stage_address(state.index), warpgroup)
+                    self.set_stage(descriptors, pipeline.stage_address(state.index), warpgroup)
                 buffer = 1 - buffer
                 first_register = buffer * accumulators.count
-                self._issue(accumulators.registers, descriptors, parts[part], False, first_register)
+                self.issue(accumulators.registers, descriptors, parts[part], False, first_register)
                 if tile or part:
                     wgmma_wait_group(1)
                     if part == 0:
@@ -389,15 +397,15 @@ class WgmmaMainloop:
         accumulates: Expr,
     ) -> None:
         """Issue the wgmmas of a stage as one group; the first of them overwrite the sums unless `accumulates`."""
-        self._set_stage(descriptors, stage, warpgroup)
-        self._issue(accumulators, descriptors, self.k_steps, accumulates)
+        self.set_stage(descriptors, stage, warpgroup)
+        self.issue(accumulators, descriptors, self.k_steps, accumulates)
 
     @property
     def k_steps(self) -> range:
         """First products of the wgmmas of a K tile along the reduction."""
         return range(0, self.taps_per_copy * self.block_k, self.atom.k)
 
-    def _set_stage(self, descriptors: tuple[MatrixDescriptor, MatrixDescriptor], stage: Expr, warpgroup: Expr) -> None:
+    def set_stage(self, descriptors: tuple[MatrixDescriptor, MatrixDescriptor], stage: Expr, warpgroup: Expr) -> None:
         """Have the descriptors point to this warpgroup's rows of A, and to B, in a stage."""
         a_descriptor, b_descriptor = descriptors
         rows_per_warpgroup = self.m_atoms * self.rows_per_atom
@@ -406,7 +414,7 @@ class WgmmaMainloop:
         )
         b_descriptor.set_address(stage + to_uint32(self.b.offset))
 
-    def _issue(
+    def issue(
         self,
         accumulators: Buffer,
         descriptors: tuple[MatrixDescriptor, MatrixDescriptor],
