@@ -75,7 +75,11 @@ def test_hopper_stores_words_of_four_results(text, config):
 @pytest.mark.parametrize(
     ("text", "schedule", "config"),
     [
-        ("conv2d:1x32x9x8,32x32x2x3,s1,p1,weight-e5m2,e4m3,nhwc,scale,bias,relu,quantize", "hopper", {**SMALL, "block_n": 32}),
+        (
+            "conv2d:1x32x9x8,32x32x2x3,s1,p1,weight-e5m2,e4m3,nhwc,scale,bias,relu,quantize",
+            "hopper",
+            {**SMALL, "block_n": 32},
+        ),
         ("conv2d:1x32x9x8,34x32x2x3,s2,p1,out-f16,weight-e4m3,e5m2,nhwc,scale", "hopper", SMALL),
         ("conv2d:1x32x7x8,18x32x2x3,s1,p1,weight-e5m2,e4m3,nhwc", "mma_sync_fp8", WARP_TILE),
         ("conv2d:2x32x9x8,32x32x3x3,s1,p1,weight-e5m2,e4m3,nhwc,scale", "window_hopper", {}),
