@@ -52,6 +52,7 @@ DESCRIPTIONS = {
     "operand_scope": 'Where operands are staged: "shared" copies the window of a tile once per CTA; "registers" reads '
     "it from global memory, through the L1 cache.",
     "output_eviction": 'When written lines leave the L2 cache: "first", before the operands, or in the "normal" order.',
+    "output_stages": "Parts of the output of a warpgroup in shared memory, of which all but one may wait for stores.",
     "output_tile": "m of Winograd's F(m × m, r × r): outputs per tile and axis. A larger m takes fewer products and "
     "has a larger rounding error.",
     "parts": "CTAs among which the pixels of a sum are divided; a second kernel adds their partial sums in order.",
@@ -151,6 +152,11 @@ OWN_DESCRIPTIONS = {
     ("winograd", "parts"): "Parts of the tiles of dY, whose sums are added in order before the last transform.",
     ("depthwise_mma_sync", "taps_y"): "Rows of the filter whose sums a warp keeps in registers.",
     ("depthwise_mma_sync", "pixels_x"): "Columns of dY in a tile.",
+    ("depthwise_diagonal", "mma_columns"): "Columns of the 16 pixels of a product, which has one row of dY or two.",
+    ("depthwise_diagonal", "pixels_x"): "Columns of dY in a tile.",
+    ("depthwise_diagonal", "strip_rows"): "Rows of dY of a strip, whose fragments a warp keeps in registers.",
+    ("depthwise_diagonal", "strips"): "Strips of rows of dY of a tile, each with its own halo of X.",
+    ("depthwise_diagonal", "taps_y"): "Rows of the filter whose sums a warp keeps in registers.",
     ("grouped_nhwc", "block_k"): "Input channels per step of the reduction.",
     ("halo_mma_sync", "taps_y"): "Rows of the filter whose sums a CTA keeps in registers.",
     ("shuffle", "warps"): "Warps of a CTA; each computes 32 neighbouring outputs.",

@@ -22,7 +22,10 @@ Config = dict[str, Value]
 # measured: by the knob's default, or by the value that it states for configs that lack it.
 ADDED_KNOBS: dict[str, frozenset[str]] = {
     "hopper": frozenset(
-        {"kernel_schedule", "raster_order", "decomposition", "input_loader", "producer_warpgroups", "output_eviction"}
+        {
+            *("kernel_schedule", "raster_order", "decomposition", "input_loader", "producer_warpgroups"),
+            *("output_eviction", "output_stages"),
+        }
     ),
     "mma_sync": frozenset({"input_loader"}),
 }

@@ -39,6 +39,7 @@ STYLES = {
     "grouped_nchw": SeriesStyle("#999933", "X"),
     "grouped_mma_sync": SeriesStyle("#999933", "P"),
     "depthwise_mma_sync": SeriesStyle("#44aa99", "P"),
+    "depthwise_diagonal": SeriesStyle("#44aa99", "D"),
     "pointwise_mma_sync": SeriesStyle("#661100", "P"),
     "tensor_core": SeriesStyle("#88ccee", "d"),
     "mma_sync": SeriesStyle("#661100", "s"),
@@ -47,6 +48,7 @@ STYLES = {
     "stem": SeriesStyle("#ddaa33", "v"),
     "kn2row_hopper": SeriesStyle("#cc6677", "X"),
     "window_hopper": SeriesStyle("#cc6677", "^"),
+    "filter_rows_hopper": SeriesStyle("#cc6677", "v"),
     "upsample_hopper": SeriesStyle("#cc6677", "s"),
     "upsample_mma_sync": SeriesStyle("#661100", "D"),
     # Filters are never in a chart with convolutions.

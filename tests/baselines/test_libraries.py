@@ -161,6 +161,27 @@ def test_cudnn_tries_another_number_of_algorithms_in_each_round(pick):
     assert rounds[:3] == [8, 2, 3]
 
 
+def test_picking_ends_after_the_time_that_a_command_gives(steps, described, monkeypatch):
+    """The whole path, with PyTorch's calls and the timing replaced."""
+    steps.torch.cuda.current_stream = lambda index: SimpleNamespace(cuda_stream=7)
+    steps.torch.cuda.empty_cache = steps.torch.cuda.synchronize = lambda *index: None
+    monkeypatch.setattr(cudnn, "require_gpu", lambda device, *_: device)
+    monkeypatch.setattr(cudnn, "list_gradient_calls", lambda w: [steps.call])
+    monkeypatch.setattr(cudnn, "copy_to_gpu", lambda inputs, gpu: [])
+    monkeypatch.setattr(cudnn.CudnnPick, "time_briefly", lambda self: time.sleep(0.01) or 2e-6)
+    w = parse("conv2d_wgrad:2x4x6x6,4x4x3x3,p1")
+    num_computed = {}
+    for seconds in (1e-9, 10.0):
+        steps.done.clear()
+        timed = cudnn.time_cudnn(w, w.inputs(0), device=described, seconds=0.0, picking_seconds=seconds)
+        num_computed[seconds] = sum(name == "compute" for name, *_ in steps.done)
+        assert timed.timing.seconds == (2e-6,)
+        assert "algorithm by heuristics" in timed.description
+        timed.close()
+    picks = 2 + cudnn.MAX_UNIMPROVED_ROUNDS  # two before the time begins
+    assert num_computed == {1e-9: 3 * 2 + 1, 10.0: 3 * picks + 1}  # the last one computes the output
+
+
 def test_calls_that_cudnn_cannot_run_are_left_out_if_others_can(pick):
     fastest, picks = pick(apart=[2.0])
     assert fastest.seconds == 2.0

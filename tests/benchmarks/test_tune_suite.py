@@ -248,7 +248,7 @@ def test_a_comparison_counts_the_layers_that_the_model_has_seen(capsys):
 
 
 @pytest.fixture
-def listed(tmp_path, mine, monkeypatch):
+def listed(tmp_path, mine, in_this_process, monkeypatch):
     """Configs of both layers in a file, which are built for OpenCL by threads; one of them cannot be built."""
 
     def build(workload, schedule, *, arch, config):
@@ -267,10 +267,12 @@ def listed(tmp_path, mine, monkeypatch):
     return path
 
 
-def test_listed_configs_are_measured_and_compared_at_once(bench, mine, listed, tmp_path, capsys):
+def test_listed_configs_are_measured_and_compared_by_lanes(bench, mine, listed, tmp_path, capsys):
     how = ["--no-ladder", "--baseline", "none", "--device", "opencl:0", "-o", tmp_path]
-    assert bench(["--suite", mine, "--configs", listed, *how]) == 0
-    assert "no_knob" in capsys.readouterr().err
+    assert bench(["--suite", mine, "--configs", listed, "--lanes", 2, "--workers", 1, *how]) == 0
+    text = capsys.readouterr().err
+    assert "no_knob" in text
+    assert text.count("turns at the GPU") == 2
     records, sweep = records_of(tmp_path / "mine.jsonl"), Sweep.read(tmp_path / "mine-tuned.json")
     assert len([record for record in records if not record.final]) == 4
     for result in sweep.results:

@@ -239,3 +239,11 @@ def test_only_large_channels_last_outputs_may_leave_the_cache_first():
     first = [c.get("output_eviction") for c in find_schedule(w, "hopper").starting_configs(w)]
     assert first[-2:] == ["first", "first"]
     assert set(first[:-2]) == {None}
+
+
+def test_more_parts_of_a_large_output_wait_for_stores(monkeypatch):
+    monkeypatch.setattr(knobs, "MIN_EVICTED_BYTES", 0)
+    config = {**PINGPONG, "wgmma_m_tiles": 2, "block_n": 128}
+    for stages in (2, 4):
+        kernel = check(WORKLOADS["wide"], {**config, "output_stages": stages})
+        assert f"bulk_wait_group_read_{stages - 1}" in kernel.source

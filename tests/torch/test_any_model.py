@@ -10,6 +10,8 @@ from torch import nn
 from torch.nn import Conv1d, Conv2d, Conv3d, functional
 from torch.nn.utils.parametrizations import weight_norm
 
+import tvmconv.torch
+
 SIGNAL, VOLUME = X[:, :, 0], X[:, :, None, :6, :7].repeat(1, 1, 4, 1, 1)
 
 
@@ -244,6 +246,15 @@ def test_a_convolution_that_is_called_twice_is_fused_at_each_call():
     ours = optimized(with_statistics(model))
     assert [line.workload.partition("p1,")[2] for line in ours.report().lines] == ["bias,relu", "bias,add"]
     assert differ(ours, model) < 1e-5
+
+
+def test_lazy_modules_are_initialized_by_the_example():
+    model = nn.Sequential(nn.LazyConv2d(6, 3), nn.LazyBatchNorm2d(), nn.ReLU())
+    ours = tvmconv.torch.optimize(model, X, choose="tuned")
+    assert model.training
+    assert type(model[0]) is nn.Conv2d
+    assert [line.workload.partition("p0,")[2] for line in ours.report().lines] == ["bias,relu"]
+    assert differ(ours, model.eval()) < 1e-5
 
 
 def test_a_weight_that_depends_on_the_input_is_left_to_pytorch():

@@ -45,7 +45,7 @@ NUM_ALGORITHMS = (4, 8, 2, 3, 6, 10, 12, 16, 24, 0)  # algorithms that cuDNN tri
 MAX_UNIMPROVED_ROUNDS = len(NUM_ALGORITHMS) + 2  # rounds without a faster pick after which picking ends
 MIN_IMPROVEMENT = 0.01  # fraction by which a pick must be faster to count as an improvement
 PICK_SECONDS, MIN_PICK_REPLAYS = 0.02, 5  # timing of each pick
-MAX_PICKING_SECONDS = 3.0  # time after which picking ends; some calls have very many algorithms
+MAX_PICKING_SECONDS = 3.0  # time after which picking ends by default; some calls have very many algorithms
 WARM_UP_VALUES = 1 << 24  # float32 values of the warm-up kernel
 MAX_IDLE_SECONDS = 0.2  # after a longer pause the GPU may have lowered its clocks
 NUM_BUSY_LAUNCHES = 300  # launches of it, some 10 ms, that keep the clocks of a busy GPU steady before a trial
@@ -59,13 +59,14 @@ def time_cudnn(
     device: Device,
     cold: bool = False,
     seconds: float = 0.5,
+    picking_seconds: float = MAX_PICKING_SECONDS,
 ) -> Baseline:
     """Time PyTorch's convolution with cuDNN's fastest algorithm; only the dtype tf32 uses TF32.
 
     cuDNN selects an algorithm per thread by trials of single launches, and sometimes selects one that takes twice as
     long as another. All `list_calls` of the workload (both layouts, epilogue fused or not) are timed with the algorithm
     of such trials and with that of cuDNN's heuristics. Calls within `NEAR_RATIO` of the fastest are picked again in new
-    threads, until `MAX_UNIMPROVED_ROUNDS` rounds find no faster algorithm or `MAX_PICKING_SECONDS` have passed. Each
+    threads, until `MAX_UNIMPROVED_ROUNDS` rounds find no faster algorithm or `picking_seconds` have passed. Each
     round limits cuDNN's trials to another number of algorithms in the order of its heuristics. Fewer trials make it
     less likely that a slow algorithm wins by chance: on an H100, the fastest algorithm of a layer was picked in 0 of 24
     trials of all algorithms, and in 4 of 8 trials of the first 2 to 6. The GPU is busy before each pick, so that the
@@ -83,7 +84,7 @@ def time_cudnn(
             is_busy = time.monotonic() - CudnnPick.get_last_use(gpu) <= MAX_IDLE_SECONDS
             stream = torch.cuda.current_stream(gpu.index).cuda_stream
             warm_up_gpu(torch, gpu, stream, None if is_busy else IDLE_WARM_UP_SECONDS)
-        fastest = pick_fastest(w, inputs, gpu, cold=cold)
+        fastest = pick_fastest(w, inputs, gpu, cold=cold, picking_seconds=picking_seconds)
         brief = Timing((fastest.seconds,), "CUDA graph, as picks are compared", cold)
         timing = fastest.time(seconds) if seconds else brief
     finally:
@@ -104,7 +105,14 @@ def time_cudnn(
     )
 
 
-def pick_fastest(w: AnyConv, inputs: Sequence[NDArray[Any]], gpu: CudaDevice, *, cold: bool) -> CudnnPickThread:
+def pick_fastest(
+    w: AnyConv,
+    inputs: Sequence[NDArray[Any]],
+    gpu: CudaDevice,
+    *,
+    cold: bool,
+    picking_seconds: float = MAX_PICKING_SECONDS,
+) -> CudnnPickThread:
     """Return the fastest of cuDNN's picks for all calls, with repeated picks of calls near the fastest.
 
     Unsupported calls are skipped. If no call is supported, the DeviceError of the first one is raised.
@@ -139,13 +147,24 @@ def pick_fastest(w: AnyConv, inputs: Sequence[NDArray[Any]], gpu: CudaDevice, *,
     while fastest is not None and num_unimproved < MAX_UNIMPROVED_ROUNDS:
         previous_seconds, num_algorithms = fastest.seconds, next(algorithm_counts)
         for number in [number for number, best in best_seconds.items() if best <= NEAR_RATIO * previous_seconds]:
-            if time.monotonic() - started_at >= MAX_PICKING_SECONDS:
+            if time.monotonic() - started_at >= picking_seconds:
                 return fastest
             try_pick(number, num_algorithms)
         num_unimproved = 0 if fastest.seconds < (1 - MIN_IMPROVEMENT) * previous_seconds else num_unimproved + 1
     if fastest is None:
         raise errors[0]
     return fastest
+
+
+def load_library(device: Device) -> None:
+    """Let cuDNN compute a small convolution and its gradients, because the first use of its parts loads them."""
+    gpu, torch = require_gpu(device, "cuDNN"), torch_with_cudnn()
+    with translate_library_errors("cuDNN through PyTorch", gpu, RuntimeError), torch.cuda.device(gpu.index):
+        x, k = (torch.ones(shape, dtype=torch.float16, device=gpu.text) for shape in ((8, 64, 8, 8), (64, 64, 3, 3)))
+        y = torch.nn.functional.conv2d(x, k)
+        options = [1, 1], [0, 0], [1, 1], False, [0, 0], 1, [True, True, False]
+        torch.ops.aten.convolution_backward(y, x, k, None, *options)
+        torch.cuda.synchronize(gpu.index)
 
 
 def copy_to_gpu(inputs: Sequence[NDArray[Any]], gpu: CudaDevice) -> list[Any]:

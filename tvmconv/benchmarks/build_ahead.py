@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from concurrent.futures import CancelledError, Future, ProcessPoolExecutor, wait
+from concurrent.futures import FIRST_COMPLETED, CancelledError, Future, ProcessPoolExecutor, wait
 from contextlib import closing
 from multiprocessing import get_context
 
@@ -52,6 +52,15 @@ class AheadBuilder:
         for entry in entries:
             assert self._pool
             self._futures.setdefault(entry["workload"], []).append(self._pool.submit(build_entry, entry))
+
+    def wait_for_any(self, workloads: Mapping[str, Workload]) -> str:
+        """Return the label of the first workload whose kernels are compiled, and wait until there is one."""
+        while True:
+            for label, workload in workloads.items():
+                if all(future.done() for future in self._futures.get(workload.text, ())):
+                    return label
+            futures = [future for workload in workloads.values() for future in self._futures[workload.text]]
+            wait([future for future in futures if not future.done()], return_when=FIRST_COMPLETED)
 
     def get_kernels(self, workload: Workload) -> list[ArchivedKernel]:
         """Return the kernels of a workload; those that cannot be built are reported and left out."""

@@ -6,7 +6,7 @@
     tvmconv bench tune-suite --suite filter2d --baseline copy --baseline cupy --device cuda:0 -o results
     tvmconv bench tune-suite --suite yolov8s --dtype f16 --layout nhwc --batch 32 --sustained 0.6 --device cuda:0
     tvmconv bench tune-suite --suite yolov8s --batch 64 --trials 20 --lanes 4 --stop-after 170 --device cuda:0
-    tvmconv bench tune-suite --suite mine.json --configs configs.jsonl --device cuda:0 -o results
+    tvmconv bench tune-suite --suite mine.json --configs configs.jsonl --lanes 4 --device cuda:0 -o results
 
 `scripts/tune_suite.py` is the same, and `tune_d2l.py` and `tune_resnet50.py` have defaults for the suite and the time
 per layer. Measurements go to a log, DIR/NAME.jsonl or --log, where NAME has the layers and the variant, such as
@@ -17,12 +17,12 @@ same command resumes an interrupted run. A layer is not compared again if its ke
 best of the log, and its time agrees with the log's final timing.
 
 With --lanes N, N processes tune and compare layers side by side (`tvmconv.benchmarks.suite_lanes`). They take turns at
-the GPU, so that one compiles while another measures, and no measurement is disturbed. A layer is compared right after
-its search, and --stop-after T ends the command in time with whole results.
+the GPU, so that one compiles or computes references while another measures, and no measurement is disturbed. A layer is
+compared right after its search, and --stop-after T ends the command in time with whole results.
 
-With --configs, there is no search: processes compile the configs that `bench prebuild list` chose for all layers, while
-the GPU measures the layers that are ready. Each layer's fastest kernel is compared with the libraries at once, so that
-a run that is interrupted has its layers so far.
+With --configs, there is no search: processes compile the configs that `bench prebuild list` chose for all layers, and
+lanes, two by default, measure the layers that are ready. With both, --picking-seconds T bounds the time in which cuDNN
+tries algorithms, which is most of what remains.
 """
 
 from __future__ import annotations
@@ -30,24 +30,26 @@ from __future__ import annotations
 import argparse
 import json
 import sys
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import ExitStack
+from collections.abc import Callable, Sequence
+from contextlib import closing, nullcontext
 from dataclasses import dataclass, replace
 from pathlib import Path
-from types import MappingProxyType
 from typing import Any
 
 from tvmconv import baselines as libraries
 from tvmconv import devices, naive_cost, registry
+from tvmconv.baselines import cudnn
+from tvmconv.benchmarks.build_ahead import AheadBuilder, find_fastest
 from tvmconv.benchmarks.common import add_output
-from tvmconv.benchmarks.suite_lanes import measure_in_lanes
+from tvmconv.benchmarks.prebuild import ArchivedKernel, identify, read_archives, read_configs
+from tvmconv.benchmarks.suite_lanes import count_free_processors, measure_in_lanes
 from tvmconv.cli import options, output
 from tvmconv.cli.errors import UsageError, print_note
 from tvmconv.cli.progress import progress_line
 from tvmconv.cli.tune import add_search_options, assign_schedules, describe_phases, make_results_table, search_all
 from tvmconv.cost_model.model import cost_model_for
 from tvmconv.cost_model.similarity import layer_key
-from tvmconv.devices import Device, sharing
+from tvmconv.devices import Device
 from tvmconv.errors import Error
 from tvmconv.experiments.preparation import PreparedExperiment
 from tvmconv.experiments.results import PREDICTED, TUNED, UNTUNED, Result, ResultRow
@@ -56,7 +58,6 @@ from tvmconv.kernel import Kernel
 from tvmconv.logs.log import Log
 from tvmconv.logs.ranking import find_best_record
 from tvmconv.logs.record import Record
-from tvmconv.measure.workers.pool import resolve_num_workers
 from tvmconv.reports import library_comparison
 from tvmconv.reports.sweep import make_table, write_numbers, write_sweep
 from tvmconv.tvm_import import import_tvm
@@ -72,8 +73,7 @@ COMPARED = {
 }
 TIMING_SECONDS = 0.15  # time for each kernel in the comparison, all rounds included
 NUM_LANE_FINALISTS = 2  # final timings of a lane, during which the other lanes wait for the GPU
-NUM_AHEAD = 6  # layers whose inputs and references are computed while another layer is measured
-NUM_IDLE_PROCESSORS = 2  # of those that compile kernels, with --configs; they compute inputs and references
+NUM_CONFIG_LANES = 2  # lanes with --configs, one of which computes references while the other one measures
 MAX_DEVIATION = 0.10  # relative deviation from the log's final timing above which a kernel is timed again
 
 
@@ -99,8 +99,14 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         "this clock, in the table and in the chart NAME-limits.png (default: 0)."
     )
     parser.add_argument("--sustained", type=options.parse_positive, default=0.0, metavar="T", help=text)
-    text = "Processes that tune and compare layers side by side, and take turns at the GPU (default: one, without)."
+    text = (
+        "Processes that tune and compare layers side by side, and take turns at the GPU (default: two with --configs, "
+        "otherwise one, without turns)."
+    )
     parser.add_argument("--lanes", type=options.parse_workers, metavar="N", help=text)
+    text = "Time in which cuDNN tries further algorithms after its first choices (default: %(default)s)."
+    seconds = cudnn.MAX_PICKING_SECONDS
+    parser.add_argument("--picking-seconds", type=options.parse_positive, default=seconds, metavar="T", help=text)
     text = "Begin no further layer T seconds after the start of the command; implies --lanes."
     parser.add_argument("--stop-after", type=options.parse_positive, metavar="T", help=text)
     part = parser.add_mutually_exclusive_group()
@@ -127,9 +133,9 @@ def run(args: argparse.Namespace) -> int:
         assign_schedules(args.schedule, workloads)  # raises an error for schedules that compute no layer
     args.out.mkdir(parents=True, exist_ok=True)
     args.log = args.log or args.out / f"{selection.name}.jsonl"
-    if args.lanes or args.stop_after:
+    if args.lanes or args.stop_after or args.configs is not None:
         return _run_in_lanes(args, selection)
-    if not args.compare_only and args.configs is None:
+    if not args.compare_only:
 
         def show_layer(number: int, workload: Workload) -> None:
             print(f"{number} of {len(workloads)}: {workload.text}", file=sys.stderr, flush=True)
@@ -150,33 +156,49 @@ def _compare(args: argparse.Namespace, selection: LayerSelection) -> int:
     options.print_auto_device(args.device, device)
     comparison = _Comparison.create(args, selection, device)
     previous = _read_previous(args.out / f"{selection.name}-tuned.json", comparison.is_current)
-    with ExitStack() as stack:
-        workloads = [*selection.workloads.values()]
-        ahead = {} if args.configs is None else _build_ahead(args, workloads, device, stack)
-        sweep = comparison.measure(args, selection, previous, ahead)
-    return _report(args, sweep, selection)
+    return _report(args, comparison.measure(args, selection, previous), selection)
 
 
 def _run_in_lanes(args: argparse.Namespace, selection: LayerSelection) -> int:
     """Tune and compare the layers in several processes, write and print the results, and return the exit status."""
-    if args.tune_only or args.seconds_total is not None or args.configs is not None:
-        raise UsageError("--lanes and --stop-after exclude --tune-only, --seconds-total and --configs")
+    if args.tune_only or args.seconds_total is not None:
+        raise UsageError("--lanes, --stop-after and --configs exclude --tune-only and --seconds-total")
     device = devices.find_device(args.device)
     options.print_auto_device(args.device, device)
-    args.device, args.lanes = device.text, args.lanes or 1
+    args.device, args.lanes = device.text, args.lanes or (1 if args.configs is None else NUM_CONFIG_LANES)
     comparison = _Comparison.create(args, selection, device)
     previous = _read_previous(args.out / f"{selection.name}-tuned.json", comparison.is_current)
-    return _report(args, measure_in_lanes(args, selection, previous, measure_layer), selection)
+    builder = _start_builder(args, [*selection.workloads.values()], device) if args.configs is not None else None
+    with closing(builder) if builder else nullcontext():
+        sweep = measure_in_lanes(args, selection, previous, start_lane, measure_layer, builder)
+    return _report(args, sweep, selection)
 
 
-def measure_layer(args: argparse.Namespace, selection: LayerSelection, previous: Sweep | None) -> Sweep:
-    """Tune the last layer of a selection, compare it, and return the results, with the previous ones of the others."""
+def start_lane(args: argparse.Namespace) -> None:
+    """Load the libraries that are compared with, which takes seconds, before the first turn at the GPU."""
+    import_tvm()
+    names = _list_baselines(args)
+    libraries.import_modules(names)
+    device = devices.find_device(args.device)
+    if "cudnn" in names and device.kind == "cuda":
+        cudnn.load_library(device)
+
+
+def measure_layer(
+    args: argparse.Namespace,
+    selection: LayerSelection,
+    previous: Sweep | None,
+    kernels: Sequence[ArchivedKernel] | None,
+) -> Sweep:
+    """Tune the last layer of a selection, or measure its kernels if there are some, compare the fastest kernel, and
+    return the results, with the previous ones of the others.
+    """
     workload = [*selection.workloads.values()][-1]
-    if not args.compare_only:
+    if not args.compare_only and kernels is None:
         counts = {workload: selection.network.get(workload, 1)}
         search_all(args, counts, measure_baseline=False, max_finalists=NUM_LANE_FINALISTS)
     device = devices.find_device(args.device)
-    return _Comparison.create(args, selection, device).measure(args, selection, previous)
+    return _Comparison.create(args, selection, device).measure(args, selection, previous, kernels)
 
 
 def _report(args: argparse.Namespace, sweep: Sweep, selection: LayerSelection) -> int:
@@ -194,36 +216,20 @@ def _report(args: argparse.Namespace, sweep: Sweep, selection: LayerSelection) -
     return 0 if all(result.has_all_times for result in sweep.results) else 1
 
 
-def _build_ahead(
-    args: argparse.Namespace, workloads: Sequence[Workload], device: Device, stack: ExitStack
-) -> dict[str, Any]:
-    """Start to compile the configs of --configs, and return arguments of `measure_sweep` with which each layer's
-    fastest kernel is compared. The exit of `stack` ends the processes.
-    """
-    from tvmconv.benchmarks.build_ahead import AheadBuilder, find_fastest
-    from tvmconv.benchmarks.prebuild import identify, read_archives, read_configs
-
+def _start_builder(args: argparse.Namespace, workloads: Sequence[Workload], device: Device) -> AheadBuilder:
+    """Start to compile the configs of --configs in the order of the layers."""
     order = {workload.text: number for number, workload in enumerate(workloads)}
     archived = read_archives(args.archive, device)
     known = {identify(entry) for kernels in archived.values() for entry, _ in kernels}
     listed = {identify(entry): entry for path in args.configs for entry in read_configs(path)}
     entries = [e for name, e in listed.items() if name not in known and e["workload"] in order]
     entries.sort(key=lambda entry: order[entry["workload"]])
-    builder = AheadBuilder(entries, archived, args.workers or max(1, resolve_num_workers(None) - NUM_IDLE_PROCESSORS))
-    stack.callback(builder.close)
-    log = Log(args.log)
+    return AheadBuilder(entries, archived, args.workers or count_free_processors(args.lanes))
 
-    def complete(experiment: PreparedExperiment) -> None:
-        problem = experiment.problem
-        try:
-            kernels = builder.get_kernels(problem.workload)
-            with sharing.hold_gpu():
-                kernel: Kernel | Error = find_fastest(problem, kernels, device, log)
-        except Error as error:
-            kernel = error
-        experiment.add_kernel(TUNED, kernel)
 
-    return {"complete": complete, "num_ahead": NUM_AHEAD}
+def _list_baselines(args: argparse.Namespace) -> tuple[str, ...]:
+    """Return the names of the libraries to compare with."""
+    return tuple(name for name in args.baseline or ["cudnn"] if name != "none")
 
 
 def _includes_untuned(args: argparse.Namespace, workloads: Sequence[Workload], device: Device) -> bool:
@@ -252,7 +258,7 @@ class _Comparison:
         return cls(
             device,
             args.log,
-            tuple(name for name in args.baseline or ["cudnn"] if name != "none"),
+            _list_baselines(args),
             with_untuned=_includes_untuned(args, [*selection.workloads.values()], device),
             with_predicted=args.predicted,
         )
@@ -262,11 +268,20 @@ class _Comparison:
         args: argparse.Namespace,
         selection: LayerSelection,
         previous: Sweep | None,
-        ahead: Mapping[str, Any] = MappingProxyType({}),
+        kernels: Sequence[ArchivedKernel] | None = None,
     ) -> Sweep:
-        """Measure the layers that earlier results lack, write the numbers after each, and return all results. `ahead`
-        has the arguments of `measure_sweep` for kernels that are compiled ahead, instead of those of the log.
+        """Measure the layers that earlier results lack, write the numbers after each, and return all results. The
+        kernel of the last layer is the fastest of `kernels`; if this is None, those of the log are compared.
         """
+
+        def add_fastest(experiment: PreparedExperiment) -> None:
+            assert kernels is not None
+            try:
+                kernel: Kernel | Error = find_fastest(experiment.problem, kernels, self.device, Log(self.log))
+            except Error as error:
+                kernel = error
+            experiment.add_kernel(TUNED, kernel)
+
         workloads = [*selection.workloads.values()]
         with options.report_fallbacks():
             return measure_sweep(
@@ -279,7 +294,8 @@ class _Comparison:
                 previous_sweep=previous,
                 counts=selection.counts,
                 workload_arguments=self.choose_schedules,
-                log=None if ahead else args.log,
+                complete=None if kernels is None else add_fastest,
+                log=args.log if kernels is None else None,
                 predicted=args.predicted,
                 extra_provenance=describe_training_layers(workloads, self.device) if args.predicted else "",
                 baselines=self.baselines,
@@ -287,7 +303,7 @@ class _Comparison:
                 seconds=TIMING_SECONDS,
                 verify=args.verify,
                 sustained=args.sustained,
-                **ahead,
+                library_options={"cudnn": {"picking_seconds": args.picking_seconds}},
             )
 
     def list_untuned(self, workload: Workload) -> list[str]:

@@ -37,6 +37,7 @@ BENCHMARKS = {
     "bounds": "compare predicted times and lower bounds with measured records",
     "networks": "make a table of tuned networks from the results of tune-suite",
     "layer-table": "make a table of tuned layers from the results of tune-suite",
+    "limits-chart": "draw the share of the physical limit of each layer of networks",
     "winners": "make tables and a chart of the schedules that win by channels, image and batch",
     "time-to-target": "make a table of how soon searches are as fast as a library, from their logs",
     "torch-table": "make a table of the results of torch-models",
@@ -44,7 +45,7 @@ BENCHMARKS = {
     "relax-table": "make a table of the results of relax-models",
 }
 
-_WITHOUT_TABLE = {"tvmconv.benchmarks.prebuild", "tvmconv.benchmarks.metaschedule_candidates"}
+_WITHOUT_TABLE = {f"tvmconv.benchmarks.{name}" for name in ("prebuild", "metaschedule_candidates", "limits_chart")}
 
 
 class BenchmarkParser(CommandParser):

@@ -22,6 +22,7 @@ _FORMAT = "<d"  # seconds of `time.monotonic`, which all processes of a host sha
 
 _holds = threading.RLock()
 _num_holds = 0
+_turn_seconds: list[float] = []
 
 
 def is_shared() -> bool:
@@ -48,14 +49,22 @@ def hold_gpu() -> Iterator[None]:
         descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o600)
         try:
             fcntl.flock(descriptor, fcntl.LOCK_EX)
-            _num_holds = 1
+            _num_holds, started_at = 1, time.monotonic()
             try:
                 yield
             finally:
                 _num_holds = 0
+                _turn_seconds.append(time.monotonic() - started_at)
                 os.pwrite(descriptor, struct.pack(_FORMAT, time.monotonic()), 0)
         finally:
             os.close(descriptor)  # releases the lock, as the end of a killed process does
+
+
+def take_turn_seconds() -> list[float]:
+    """Return how long each turn of this process took since the last call."""
+    seconds = [*_turn_seconds]
+    _turn_seconds.clear()
+    return seconds
 
 
 def get_last_use() -> float:

@@ -7,6 +7,8 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack
 from dataclasses import dataclass, replace
+from types import MappingProxyType
+from typing import Any
 
 import numpy as np
 
@@ -108,6 +110,7 @@ def run_schedules(
     prepared: PreparedExperiment | None = None,
     verify: str = "auto",
     sustained: float = 0.0,
+    library_options: Mapping[str, Mapping[str, Any]] = MappingProxyType({}),
 ) -> Result:
     """Build, verify and time schedules of a workload on the same inputs.
 
@@ -137,6 +140,7 @@ def run_schedules(
             a sample of convolutions above 20 GFLOP; see `tvmconv.verification`.
         sustained: Seconds for which each row runs once more, for its clock and energy (`tvmconv.devices.power`); 0 for
             none of these.
+        library_options: Further arguments of libraries, by their names.
 
     Raises:
         ScheduleError: There is no such schedule for this workload, or it does not support the device.
@@ -170,7 +174,7 @@ def run_schedules(
         libraries.import_modules(baselines)
     with ExitStack() as stack:
         # Libraries come first, because they may not support this device.
-        library_entries = [benchmark.prepare_library(name, stack) for name in baselines]
+        library_entries = [benchmark.prepare_library(name, stack, library_options.get(name, {})) for name in baselines]
         entries = [
             benchmark.prepare_kernel(experiment, schedule.name, f"schedule {number} of {num_schedules}, ")
             for number, schedule in enumerate(experiment.schedules, 1)
@@ -263,7 +267,7 @@ class _Benchmark:
         open_timer = functools.partial(kernel.open_timer, self.problem, cold=self.is_cold)
         return _TimingEntry(row, lambda seconds: time_kernel(seconds=seconds), open_timer)
 
-    def prepare_library(self, name: str, stack: ExitStack) -> _TimingEntry:
+    def prepare_library(self, name: str, stack: ExitStack, own_options: Mapping[str, Any]) -> _TimingEntry:
         """Run a library once, and verify its output; the exit of `stack` releases its memory.
 
         Raises:
@@ -276,6 +280,7 @@ class _Benchmark:
             self.problem.inputs,
             device=self.device,
             cold=self.is_cold,
+            **own_options,
         )
         try:
             with sharing.hold_gpu():

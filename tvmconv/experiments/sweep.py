@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections import Counter, deque
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import AbstractContextManager
@@ -270,7 +270,6 @@ def measure_sweep(
     workload_arguments: Callable[[Workload], Mapping[str, Any]] | None = None,
     extra_provenance: str = "",
     complete: Callable[[PreparedExperiment], None] | None = None,
-    num_ahead: int = 1,
     **how: Any,
 ) -> Sweep:
     """Measure schedules on workloads, one after another.
@@ -287,7 +286,6 @@ def measure_sweep(
         workload_arguments: Function from a workload to arguments of `run_schedules` for this workload only.
         extra_provenance: Text that is added to the versions of the provenance.
         complete: Function that is called with each experiment before it is measured, and may add kernels to it.
-        num_ahead: Number of experiments that are prepared while the GPU measures another one.
         how: Arguments of `run_schedules` for all workloads.
     """
     results = {result.workload: result for result in previous_sweep.results} if previous_sweep else {}
@@ -296,7 +294,7 @@ def measure_sweep(
         for workload in workloads.values()
         if workload not in results
     }
-    prepared_experiments = _prepare_ahead(device, arguments, num_ahead)
+    prepared_experiments = _prepare_ahead(device, arguments)
     remaining_bytes, finished_bytes = sum(map(_estimate_effort_bytes, arguments)), 0
     started_at, expected_end = time.monotonic(), None
     sweep = Sweep(name, [], [], previous_sweep.provenance if previous_sweep else "")
@@ -331,21 +329,18 @@ def measure_sweep(
 
 
 def _prepare_ahead(
-    device: Device, arguments: Mapping[Workload, Mapping[str, Any]], num_ahead: int
+    device: Device, arguments: Mapping[Workload, Mapping[str, Any]]
 ) -> Iterator[PreparedExperiment | None]:
-    """Yield the experiment of each workload, which a thread prepares while the GPU measures those before. The first
+    """Yield the experiment of each workload, which a thread prepares while the GPU measures the one before. The first
     experiment, and all those on devices that are CPUs, are not prepared.
     """
-    executor = ThreadPoolExecutor(num_ahead, "ahead")
-    waiting = deque([*arguments][1:])
-    futures = deque[Future[PreparedExperiment] | None]([None])
-    for _ in arguments:
-        future = futures.popleft()
+    executor = ThreadPoolExecutor(1, "ahead")
+    future: Future[PreparedExperiment] | None = None
+    for following in [*[*arguments][1:], None]:
         experiment = future.result() if future else None
-        while waiting and len(futures) < num_ahead:
-            workload = waiting.popleft()
-            is_prepared = device.kind == "cuda"
-            futures.append(executor.submit(_prepare, workload, device, arguments[workload]) if is_prepared else None)
+        future = None
+        if following is not None and device.kind == "cuda":
+            future = executor.submit(_prepare, following, device, arguments[following])
         yield experiment
 
 

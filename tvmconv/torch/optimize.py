@@ -28,6 +28,7 @@ from tvmconv.torch.group_norm_fusion import NormFuser
 from tvmconv.torch.kernels import KernelProvider
 from tvmconv.torch.layer_search import find_layer_kernels
 from tvmconv.torch.layout_plan import LayoutCosts, LayoutPlanner
+from tvmconv.torch.lazy_modules import initialize_lazy_modules
 from tvmconv.torch.model import MEMORY_FORMAT_BY_NAME, Optimized, choose_memory_format, find_memory_format
 from tvmconv.torch.observers import ObserverName
 from tvmconv.torch.partition import GraphPartition, clone_tensors, partition_model, record_calls
@@ -118,9 +119,9 @@ def optimize(
     for distributed training after this call.
 
     Args:
-        model: Model with all its tensors on one device. It is not modified; the copy is in evaluation mode and its
-            parameters need no gradients. A graph with pairs of operators that quantize and dequantize, as
-            `torch.export` writes it, keeps its 8-bit convolutions.
+        model: Model with all its tensors on one device. It is not modified, but lazy modules are initialized by a call
+            on the example. The copy is in evaluation mode and its parameters need no gradients. A graph with pairs of
+            operators that quantize and dequantize, as `torch.export` writes it, keeps its 8-bit convolutions.
         example: Input of the model: a tensor, or a tuple of all arguments. The shapes, dtypes and memory formats, and
             the current settings of `torch.autocast` and TF32, are those that the copy is optimized for.
         seconds: Time limit of this call in seconds, with a search for layers that the log does not cover; see
@@ -172,8 +173,9 @@ def optimize(
         if train:
             raise ModelError(f"dtype={dtype!r}: expected no quantization with train=True")
         quantization = make_quantization_options(dtype, calibrate, observer, max_layer_error)
+    _check_model(model)
+    initialize_lazy_modules(model, example)
     if train:
-        _check_model(model)
         options: dict[str, Any] = {"log": log, "device": device, "choose": validate_choice(choose)}
         return optimize_training(model, example, deadline=deadline, progress=progress, fused=fused, **options)
     return optimize_within(

@@ -4,6 +4,7 @@
 | --- | --- | --- | --- | --- | --- | --- |
 | fprop | N·P·Q | K | (R·S, C) | X, im2col, K | filters, tiled, K | Y |
 | fprop with cached frames, for each frame of Y | P·Q | K | (T·R·S, C) | X or cache, im2col, K | filters, tiled, K | Y |
+| fprop with filter rows | K | N·P·Q | (R·S, C) | filters, tiled, K | X, im2col, K | Y |
 | fprop with few filters | input pixels | (R·S, K) | (T, C) | X or cache, tiled, K | filters, tiled, K | terms of Y |
 | dgrad | N·H·W | C | (R·S, K) | dY, im2col, K | filters with flipped taps, tiled, MN | dX |
 | strided dgrad, for each residue class | its N·H·W | C | (its taps, K) | dY, im2col, K | filters, tiled, MN | dX |
@@ -90,6 +91,7 @@ class ConvProblem:
     residues: ResidueClasses | None = None
     frames: Conv3d | None = None  # the convolution, if its rows are pixels of a frame; None if they are all pixels
     windows: WindowTiles | None = None  # windows of lines, if taps are columns; None if columns are filters
+    has_filter_rows: bool = False  # whether rows are filters and columns are pixels, of an output with channels last
 
     def iterate_taps(self, tiles_per_tap: int, block_k: int, num_splits: int) -> TapIterator:
         """Return the iterator over K tiles of `block_k` channels, which `num_splits` CTAs share."""
@@ -139,6 +141,18 @@ def make_fprop(w: Conv, rows_per_copy: int, shares_taps: bool = False, input_box
         c="Y",
         taps=(*w.kernel[:-1], 1) if shares_taps else w.kernel,
     )
+
+
+def make_filter_rows(w: Conv, shape: ImplicitGemmShape, pixels_per_copy: int) -> ConvProblem:
+    """Return the product of a forward convolution with filters as rows and pixels as columns.
+
+    Args:
+        w: The convolution, channels last and of one group.
+        shape: The extents: filters × pixels.
+        pixels_per_copy: Pixels per copy, which TMA limits in tiled mode.
+    """
+    problem = make_fprop(w, pixels_per_copy)
+    return replace(problem, shape=shape, a=problem.b, b=problem.a, has_filter_rows=True)
 
 
 def make_frames(w: Conv3d, shape: ImplicitGemmShape, shares_taps: bool) -> ConvProblem:

@@ -24,6 +24,7 @@ from ..gemm.channel_arguments import ChannelArguments
 from ..gemm.channel_stats import PartialStats, SubtileStats
 from ..gemm.channels_first_epilogue import ChannelsFirstEpilogue
 from ..gemm.cta import Cta, allocate_smem, open_cta
+from ..gemm.filter_rows_epilogue import FilterArguments, FilterRowsEpilogue, FilterRowsEpilogueTile
 from ..gemm.last_wave import NarrowLastWave, SplitLastWave
 from ..gemm.pipelines import (
     BARRIER_BYTES,
@@ -48,7 +49,7 @@ from .plan import CHANNELS_LAST_ACCESS, ChannelsFirstAccess, KernelPlan, MakePro
 from .tile_config import DATA_PARALLEL, HopperTileConfig
 from .tma_requirements import returns_stats
 
-Epilogue = TmaEpilogue | ChannelsFirstEpilogue
+Epilogue = TmaEpilogue | ChannelsFirstEpilogue | FilterRowsEpilogue
 
 
 def emit_kernel(
@@ -242,6 +243,13 @@ def make_epilogue(
         ops.channel_args, arguments, config.block_n, shape.n, is_exact, address, thread.warpgroup, width
     )
     layers = plan.epilogue_tile, ops, channels, state.epilogue_pipeline
+    if plan.problem.has_filter_rows:
+        assert isinstance(plan.epilogue_tile, FilterRowsEpilogueTile)
+        warpgroup = 0 if config.is_pingpong else thread.warpgroup
+        filters = FilterArguments(
+            ops.channel_args, arguments, plan.epilogue_tile, shape.m, plan.has_exact_tiles[0], warpgroup
+        )
+        return FilterRowsEpilogue(plan.epilogue_tile, ops, filters, state.epilogue_pipeline, output_maps)
     if plan.channels_first_output:
         return ChannelsFirstEpilogue(*layers, arguments, plan.channels_first_output, plan.has_exact_tiles)
     if plan.problem.residues and shape.residues > 1:

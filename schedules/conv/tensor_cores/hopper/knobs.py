@@ -54,6 +54,7 @@ from .tile_config import (
     NORMAL,
     NUM_MULTIPROCESSORS,
     OUTPUT_EVICTIONS,
+    OUTPUT_STAGES_CHOICES,
     PINGPONG,
     RASTER_ORDERS,
     REALLOCATED_WGMMA_M_TILES_CHOICES,
@@ -199,14 +200,18 @@ def can_evict_output(w: Conv) -> bool:
     return w.output_layout == CHANNELS_LAST and can_store_by_tma(w) and output_bytes >= MIN_EVICTED_BYTES
 
 
-def declare_output_eviction(w: Conv, k: Knobs) -> dict[str, Any]:
-    """Declare the knob, if the output may leave L2 first, after those of the tile config; return its value."""
+def declare_output_knobs(w: Conv, k: Knobs) -> dict[str, Any]:
+    """Declare the knobs of stores, if the output may leave L2 first, after the others; return their values."""
     if not can_evict_output(w):
         return {}
-    return {"output_eviction": k.choice("output_eviction", OUTPUT_EVICTIONS, NORMAL, missing=NORMAL)}
+    values = {"output_eviction": k.choice("output_eviction", OUTPUT_EVICTIONS, NORMAL, missing=NORMAL)}
+    if not find_residual(w):
+        fewest = OUTPUT_STAGES_CHOICES[0]
+        values["output_stages"] = k.choice("output_stages", OUTPUT_STAGES_CHOICES, fewest, missing=fewest)
+    return values
 
 
-def add_output_evictions(w: Conv, configs: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+def add_output_configs(w: Conv, configs: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
     """Return the configs with which a search starts, and the first of them with outputs that leave L2 first."""
     evicting = configs[:NUM_EVICTING_CONFIGS] if can_evict_output(w) else ()
     return [*configs, *({**config, "output_eviction": FIRST} for config in evicting)]

@@ -23,6 +23,7 @@ from ..gemm.channels_first_epilogue import ChannelsFirstOutput
 from ..gemm.cluster_reduction import ClusterReduction
 from ..gemm.epilogue_ops import EpilogueOps
 from ..gemm.epilogue_tile import EpilogueTile
+from ..gemm.filter_rows_epilogue import FilterRowsEpilogueTile
 from ..gemm.pipelines import AsyncPipeline, TmaPipeline
 from ..gemm.plane_gather import NUM_GATHER_THREADS, NUM_GATHER_WARPS
 from ..gemm.problem import ConvProblem, Operand, make_fprop
@@ -87,7 +88,8 @@ class KernelPlan:
             filters = InterleavedFilters(**vars(problem.b.loader))
             problem = replace(problem, b=replace(problem.b, loader=filters))
         mainloop, ops = make_mainloop(problem, config, w.dilation[-1]), EpilogueOps.from_workload(w)
-        epilogue_tile = make_epilogue_tile(mainloop.atom, w, config, problem.shape.frames)
+        make_tile = FilterRowsEpilogueTile if problem.has_filter_rows else EpilogueTile
+        epilogue_tile = make_epilogue_tile(mainloop.atom, w, config, problem.shape.frames, make_tile)
         epilogue_tile = replace(epilogue_tile, interleaved=is_interleaved)
         if line != w.output_size[-1]:
             epilogue_tile = replace(epilogue_tile, line=(line, w.output_size[-1]))
@@ -286,9 +288,11 @@ def make_mn_major_tile(
     return MnMajorTile(operand, layout, offset, block_k, boxes, copy_rows, taps_per_copy=config.taps_per_copy)
 
 
-def make_epilogue_tile(atom: WgmmaAtom, w: Conv, config: HopperTileConfig, frames: int) -> EpilogueTile:
+def make_epilogue_tile(
+    atom: WgmmaAtom, w: Conv, config: HopperTileConfig, frames: int, make_tile: type[EpilogueTile] = EpilogueTile
+) -> EpilogueTile:
     """Return the division of a warpgroup's accumulators into subtiles, which TMA stores."""
     dtype = w.argument_dtypes[-1]
     row_bytes, stages = int(config.epilogue_row_bytes(get_itemsize(dtype))), int(config.epilogue_stages(w))
     subtiles = atom, config.wgmma_m_tiles, config.warpgroups_per_tile, dtype, row_bytes, stages, frames
-    return EpilogueTile(*subtiles, evicts_first=config.output_eviction == FIRST)
+    return make_tile(*subtiles, evicts_first=config.output_eviction == FIRST)

@@ -64,10 +64,10 @@ from .input_loader import (
 from .input_loader_latency import estimate_by_input_loader_us
 from .kernel import emit_kernel
 from .knobs import (
-    add_output_evictions,
+    add_output_configs,
     compute_usage,
     declare_knobs,
-    declare_output_eviction,
+    declare_output_knobs,
     list_starting_configs,
     require_channels_first_output,
 )
@@ -135,7 +135,7 @@ def stores_stats_by_tma(w: Conv) -> bool:
     search_if=lambda w: is_promising(view_for_tma(w)),
     starting_configs=lambda w: [
         *list_input_loader_starting_configs(w, view_for_tma(w)),
-        *add_output_evictions(w, list_starting_configs(view_for_tma(w))),
+        *add_output_configs(w, list_starting_configs(view_for_tma(w))),
     ],
     supersedes=("direct", "implicit_gemm", "tensor_core"),
     device_kinds=("cuda",),
@@ -156,7 +156,7 @@ def hopper(s: Schedule, w: Conv, k: Knobs) -> Schedule:
         require_channels_first_output(viewed_workload, k)
     if loaders:
         config = dataclasses.replace(config, **declare_input_loader(viewed_workload, k, loaders, loader_default))
-    config = dataclasses.replace(config, **declare_output_eviction(w, k))
+    config = dataclasses.replace(config, **declare_output_knobs(w, k))
     if isinstance(viewed_workload, FrameProduct):
         return build_schedule(w, functools.partial(_emit_frames_kernel, viewed_workload, config))
     if config.input_loader in HALO_LOADERS:

@@ -51,6 +51,7 @@ RASTER_ORDERS = ("n", "m")
 DATA_PARALLEL, SPLIT_LAST_WAVE, NARROW_LAST_WAVE = "data_parallel", "split_last_wave", "narrow_last_wave"
 DECOMPOSITIONS = DATA_PARALLEL, SPLIT_LAST_WAVE, NARROW_LAST_WAVE
 SUM_DECOMPOSITIONS = DATA_PARALLEL, SPLIT_LAST_WAVE  # of kernels whose results are partial sums
+OUTPUT_STAGES_CHOICES, RESIDUAL_STAGES = (2, 4, 8), 4  # epilogue tiles per warpgroup in shared memory
 OUTPUT_EVICTIONS = NORMAL, FIRST = "normal", "first"  # when lines of the output leave L2
 CONVERTED, TMA, CP_ASYNC = "converted", "tma", "cp_async"  # loaders of a channels-first X
 HALO_LOADERS = HALO, HALO_SMEM = "halo", "halo_smem"
@@ -111,6 +112,7 @@ class HopperTileConfig(TileConfig):
     input_loader: Any = CONVERTED  # how a channels-first X is loaded where there is a choice; see `input_loader.py`
     producer_warpgroups: Any = 1  # warpgroups whose warps load filters and halo rows
     output_eviction: Any = NORMAL  # "first": stores go to lines that leave L2 before those of the operands
+    output_stages: Any = 2  # epilogue tiles per warpgroup in shared memory, of outputs without a residual
 
     @classmethod
     def of_workload(cls, columns: Columns, w: Conv) -> HopperTileConfig:
@@ -336,7 +338,7 @@ class HopperTileConfig(TileConfig):
         epilogue_tiles = self.num_epilogue_tiles(get_numpy_dtype(w.argument_dtypes[-1]).itemsize)
         if not can_store_rows_by_tma(w):
             return np.minimum(epilogue_tiles, 1)
-        return np.minimum(epilogue_tiles, 4 if find_tma_residual(w) else 2)
+        return np.minimum(epilogue_tiles, RESIDUAL_STAGES if find_tma_residual(w) else self.output_stages)
 
     def epilogue_smem_bytes(self, w: Conv) -> Any:
         """Return the shared memory of the epilogue stages in bytes."""

@@ -13,6 +13,7 @@ from tvmconv.workloads.dtypes import get_itemsize
 from tvmconv.workloads.layout import CHANNELS_LAST
 from tvmconv.workloads.text import MAX_INT32_ELEMENTS
 
+from ..filter_rows_product import FilterRowsProduct
 from ..frame_product import get_planes
 from ..gemm.tap_columns import PADDING_ROWS
 from ..implicit_gemm_shape import VECTOR_BYTES, ImplicitGemmShape
@@ -119,7 +120,8 @@ def can_store_by_tma(w: Conv) -> bool:
     """Return whether output rows are whole 16-byte chunks in each group and the epilogue reads at most one residual."""
     gemm = ImplicitGemmShape.from_workload(w)
     residual_ops = [operation for operation in epilogue.get_ops(w.epilogue) if operation.argument_kind == "output"]
-    has_whole_chunks = gemm.n * gemm.output_itemsize % VECTOR_BYTES == 0
+    channels = gemm.m if isinstance(w, FilterRowsProduct) else gemm.n
+    has_whole_chunks = channels * gemm.output_itemsize % VECTOR_BYTES == 0
     return has_whole_chunks and len(residual_ops) <= 1 and not isinstance(w, TapColumnProduct)
 
 
