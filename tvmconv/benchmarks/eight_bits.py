@@ -21,31 +21,41 @@ import argparse
 import json
 import math
 import statistics
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import ExitStack, closing
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, ExitStack, closing, suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+from numpy.typing import NDArray
+
 from tvmconv.baselines.base import require_gpu
-from tvmconv.baselines.cudnn import CudnnPickThread
+from tvmconv.baselines.cudnn import CudnnPickThread, copy_to_gpu, torch_with_cudnn
 from tvmconv.baselines.torch_calls import list_calls_in_layout
 from tvmconv.benchmarks.build_ahead import AheadBuilder
 from tvmconv.benchmarks.common import add_device, add_output, find_device, write_report
 from tvmconv.benchmarks.layouts import ROUND_SECONDS, Clock, list_layers, search_layout
-from tvmconv.benchmarks.prebuild import identify, measure_kernels, read_archives, read_configs, select_fastest
+from tvmconv.benchmarks.prebuild import (
+    ArchivedKernel,
+    identify,
+    measure_kernels,
+    read_archives,
+    read_configs,
+    select_fastest,
+)
 from tvmconv.cli import options, output
 from tvmconv.cli.errors import UsageError
 from tvmconv.cli.progress import progress_line
 from tvmconv.compiler.executable import Executable
 from tvmconv.devices import Device, sharing
+from tvmconv.devices.device import TurnTimer
 from tvmconv.errors import Error
 from tvmconv.experiments.provenance import describe_provenance
 from tvmconv.experiments.run import exceeds_cache
 from tvmconv.files import read_bytes
 from tvmconv.logs.log import Log
 from tvmconv.measure.reference_data import ProblemPrefetcher
-from tvmconv.measure.timing_rounds import measure_in_rounds
+from tvmconv.measure.timing_rounds import measure_in_rounds, time_in_turns
 from tvmconv.measure.workers.pool import keep_workers_alive, prestart_workers
 from tvmconv.reports.tables import EMPTY_CELL, Table, format_micros, format_significant
 from tvmconv.search.options import TuneOptions
@@ -67,7 +77,21 @@ NEAR_RATIO = 1.15  # layouts within this factor of the fastest first pick of cuD
 
 VERIFY = "auto"  # which outputs are verified
 
+
+@dataclass(frozen=True)
+class TurnClock:
+    """A clock of a kernel or of a library's call, which can also be timed in turns with others."""
+
+    time: Clock
+    open_timer: Callable[[], AbstractContextManager[TurnTimer] | None]
+
+    def __call__(self, seconds: float) -> float:
+        """Return the median seconds of a launch, timed alone for about `seconds`."""
+        return self.time(seconds)
+
+
 Candidate = tuple[Clock, str]  # clock of a kernel, and its schedule and config
+Arrays = Sequence[NDArray[Any]]
 
 
 @dataclass
@@ -209,8 +233,10 @@ def measure_layers(
                     candidates[text] = [search_layout(*next(searches), device, cold)]
                 except Error as error:
                     times.failures.append(f"{text}: {error}")
+            inputs = {text: Problem(make_variant(w, text)).inputs for text in (FLOAT16, *names)}
             with ExitStack() as stack:
-                yield measure_layer(times, candidates, names, device, f"{number} of {len(layers)}, {w.text}, ", stack)
+                heading = f"{number} of {len(layers)}, {w.text}, "
+                yield measure_layer(times, candidates, names, device, heading, stack, inputs)
 
 
 def _measure_prepared(
@@ -218,21 +244,37 @@ def _measure_prepared(
 ) -> Iterator[EightBitTimes]:
     """Yield the times of each convolution with the kernels of archives and lists, without a search."""
     problems, texts = ProblemPrefetcher(), (FLOAT16, *names)
+    load_libraries(device)
     variants = [make_variant(w, text) for w in layers for text in texts]
     with closing(make_builder(args, variants, device)) as builder:
         for number, w in enumerate(layers, 1):
             times, candidates = EightBitTimes(make_variant(w, FLOAT16).text), dict[str, list[Candidate]]()
+            inputs = dict[str, Arrays]()
             with ExitStack() as stack:
                 for text in texts:
+                    variant = make_variant(w, text)
+                    problem = problems.get(variant, VERIFY)
+                    inputs[text] = problem.inputs
                     try:
-                        candidates[text] = list_prepared(make_variant(w, text), builder, device, log, problems)
+                        candidates[text] = list_prepared(problem, builder.get_kernels(variant), device, log)
                     except Error as error:
                         times.failures.append(f"{text}: {error}")
                 for variant in variants[number * len(texts) :][: len(texts)]:  # of the next convolution
                     problems.prefetch(variant, VERIFY)
                 with sharing.hold_gpu():
-                    measure_layer(times, candidates, names, device, f"{number} of {len(layers)}, {w.text}, ", stack)
+                    heading = f"{number} of {len(layers)}, {w.text}, "
+                    measure_layer(times, candidates, names, device, heading, stack, inputs)
             yield times
+
+
+def load_libraries(device: Device) -> None:
+    """Have cuDNN and cuBLAS load their code, which takes seconds, before this process has its turn at the GPU."""
+    half = parse_conv("conv2d:1x64x8x8,64x64x1x1,s1,p0,f16,nhwc")
+    with suppress(Error), ExitStack() as stack:
+        pick_library_calls(half, device, False, stack, Problem(half).inputs, num_algorithms=(2,))
+        for text in DEFAULT_DTYPES:
+            w = make_variant(half, text)
+            _pick_product(w, device, False, stack, Problem(w).inputs)
 
 
 def make_builder(args: argparse.Namespace, workloads: Sequence[Conv], device: Device) -> AheadBuilder:
@@ -245,15 +287,9 @@ def make_builder(args: argparse.Namespace, workloads: Sequence[Conv], device: De
     return AheadBuilder(entries, archived, args.workers)
 
 
-def list_prepared(
-    w: Conv,
-    builder: AheadBuilder,
-    device: Device,
-    log: Log,
-    problems: ProblemPrefetcher,
-) -> list[Candidate]:
+def list_prepared(problem: Problem, kernels: Sequence[ArchivedKernel], device: Device, log: Log) -> list[Candidate]:
     """Verify and time the kernels of a convolution, and return the clocks of the fastest ones."""
-    problem, kernels = problems.get(w, VERIFY), builder.get_kernels(w)
+    w = parse_conv(problem.workload.text)
     inputs, expected_output = problem.inputs, problem.expected_output  # which take a while, and no GPU
     with sharing.hold_gpu(), closing(device.create_benchmark(inputs, expected_output)) as benchmark:
         records = measure_kernels(w, kernels, device, benchmark, log)
@@ -264,7 +300,10 @@ def list_prepared(
 
     def make_clock(executable: Executable) -> Clock:
         kernel = device.load(executable)
-        return lambda seconds: kernel.time(problem.inputs, cold=cold, seconds=seconds).median
+        return TurnClock(
+            lambda seconds: kernel.time(inputs, cold=cold, seconds=seconds).median,
+            lambda: kernel.open_timer(inputs, cold=cold),
+        )
 
     return [(make_clock(executable), describe_entry(entry)) for entry, executable in fastest]
 
@@ -281,6 +320,7 @@ def measure_layer(
     device: Device,
     heading: str,
     stack: ExitStack,
+    inputs: Mapping[str, Arrays],
 ) -> EightBitTimes:
     """Time a convolution's kernels and the libraries in turn.
 
@@ -291,6 +331,7 @@ def measure_layer(
         device: Device to measure on.
         heading: Beginning of progress lines.
         stack: Context in which the libraries' calls stay.
+        inputs: Arguments of the convolution by dtype, float16 included.
     """
     half = parse_conv(times.workload)
     cold = exceeds_cache(half, device)
@@ -300,11 +341,12 @@ def measure_layer(
     on_progress = stack.enter_context(progress_line(heading))
     on_progress("libraries")
     try:
-        clocks |= {(CUDNN, layout): clock for layout, clock in pick_library_calls(half, device, cold, stack).items()}
+        picks = pick_library_calls(half, device, cold, stack, inputs[FLOAT16])
+        clocks |= {(CUDNN, layout): clock for layout, clock in picks.items()}
     except Error as error:
         times.failures.append(f"{CUDNN}: {error}")
     for text in names:
-        if clock := _pick_product(make_variant(half, text), device, cold, stack):
+        if clock := _pick_product(make_variant(half, text), device, cold, stack, inputs[text]):
             clocks[f"cuBLAS {text}", ""] = clock
     on_progress("timing")
     for text, pairs in candidates.items():
@@ -314,7 +356,7 @@ def measure_layer(
                 if kernel != kept:
                     del clocks[text, kernel]
     keys = [*clocks]
-    rounds = measure_in_rounds(keys, lambda picked: [clocks[key](ROUND_SECONDS) for key in picked], float)
+    rounds = measure_in_rounds(keys, lambda picked: time_together([clocks[key] for key in picked]), float)
     for (name, kernel), each in sorted(zip(keys, rounds, strict=True), key=lambda timed: -timed[1].median_measurement):
         times.seconds[name] = each.median_measurement  # the fastest one comes last
         if name in candidates:
@@ -322,21 +364,46 @@ def measure_layer(
     return times
 
 
-def pick_library_calls(half: Conv, device: Device, cold: bool, stack: ExitStack) -> dict[str, Clock]:
+def time_together(clocks: Sequence[Clock]) -> list[float]:
+    """Return the median seconds of launches in short turns, or one after another if some clock has no turns."""
+    openers = [clock.open_timer for clock in clocks if isinstance(clock, TurnClock)]
+    if len(openers) == len(clocks) > 1 and (timings := time_in_turns(openers, ROUND_SECONDS)):
+        return [timing.median for timing in timings]
+    return [clock(ROUND_SECONDS) for clock in clocks]
+
+
+def pick_library_calls(
+    half: Conv,
+    device: Device,
+    cold: bool,
+    stack: ExitStack,
+    arrays: Arrays,
+    num_algorithms: Sequence[int | None] = NUM_ALGORITHMS,
+) -> dict[str, Clock]:
     """Return the clock of cuDNN's fastest pick by its layout; the stack closes all picks.
 
     Layouts whose first pick takes more than `NEAR_RATIO` times as long as the fastest are not picked again.
+
+    Args:
+        half: The convolution in float16.
+        device: The GPU.
+        cold: Whether operands are not in L2.
+        stack: Context in which the picks stay.
+        arrays: Arguments of the convolution.
+        num_algorithms: Numbers of algorithms that cuDNN tries, in rounds; None for the choice of its heuristics.
     """
-    gpu, inputs = require_gpu(device, CUDNN), Problem(half).inputs
+    gpu = require_gpu(device, CUDNN)
+    torch_with_cudnn()
+    inputs = copy_to_gpu(arrays, gpu)
     picks, errors = dict[str, CudnnPickThread](), list[Error]()
     calls = [(layout, call) for layout in UNIFORM_LAYOUTS for call in list_calls_in_layout(half, layout)]
-    for num_algorithms in NUM_ALGORITHMS:
+    for count in num_algorithms:
         limit = NEAR_RATIO * min((pick.seconds for pick in picks.values()), default=math.inf)
         for layout, call in calls:
             if layout in picks and picks[layout].seconds > limit:
                 continue
             try:
-                pick = CudnnPickThread(half, call, inputs, gpu, cold=cold, num_algorithms=num_algorithms)
+                pick = CudnnPickThread(half, call, inputs, gpu, cold=cold, num_algorithms=count)
             except Error as error:
                 errors.append(error)
                 continue
@@ -351,7 +418,7 @@ def pick_library_calls(half: Conv, device: Device, cold: bool, stack: ExitStack)
 
 def make_pick_clock(pick: CudnnPickThread) -> Clock:
     """Return the clock of a pick of cuDNN."""
-    return lambda seconds: pick.time(seconds).median
+    return TurnClock(lambda seconds: pick.time(seconds).median, pick.open_timer)
 
 
 def parse_conv(text: str) -> Conv:
@@ -361,17 +428,19 @@ def parse_conv(text: str) -> Conv:
     return workload
 
 
-def _pick_product(w: Conv, device: Device, cold: bool, stack: ExitStack) -> Clock | None:
+def _pick_product(w: Conv, device: Device, cold: bool, stack: ExitStack, inputs: Arrays) -> Clock | None:
     """Return the clock of cuBLAS's product of a convolution; None if it is no product that PyTorch supports."""
     from tvmconv.baselines.cublas import time_cublas
 
     try:
-        timed = time_cublas(w, Problem(w).inputs, device=device, cold=cold, seconds=ROUND_SECONDS)
+        timed = time_cublas(w, inputs, device=device, cold=cold, seconds=ROUND_SECONDS)
     except Error:
         return None
     stack.callback(timed.close)
-    time_again = timed.time_again
-    return None if time_again is None else lambda seconds: time_again(seconds).median
+    time_again, open_timer = timed.time_again, timed.open_timer
+    if time_again is None or open_timer is None:
+        return None
+    return TurnClock(lambda seconds: time_again(seconds).median, open_timer)
 
 
 def list_notes(measured: Sequence[EightBitTimes]) -> list[str]:
