@@ -6,6 +6,7 @@ All kernels are built at once by all processors before the first test, and take 
 """
 
 import itertools
+from pathlib import Path
 
 import ml_dtypes
 import numpy as np
@@ -92,8 +93,8 @@ ROUNDED = [case for case in CASES if get_output_dtype(case[1]) in LIMITS and "si
 
 
 @pytest.fixture(scope="module")
-def load(gpu):
-    built = build_all([*CASES, *NOT_FINITE, *INTERVALS.values()], gpu.arch)
+def load(gpu, request):
+    built = build_all(list_selected(request.session.items), gpu.arch)
 
     def load(*case):
         executable = built[case]
@@ -104,6 +105,16 @@ def load(gpu):
         return gpu.load(executable)
 
     return load
+
+
+def list_selected(items):
+    """Return the kernels of the selected tests of this file."""
+    values = [
+        item.callspec.params for item in items if item.path.name == Path(__file__).name if hasattr(item, "callspec")
+    ]
+    cases = [(each["schedule"], each["text"]) for each in values if "text" in each]
+    cases += [INTERVALS[each["interval"], each["buffers"], each["order"]] for each in values if "order" in each]
+    return list(dict.fromkeys(cases))
 
 
 def test_many_combinations_are_tested():
