@@ -40,6 +40,17 @@ def test_each_batch_size_has_a_mean():
     ]
 
 
+def test_results_of_8_bits_have_a_mean_of_their_own():
+    assert make_variant(tc.parse(LAYER), "i8", quantized=True).text.endswith(",i8,nhwc,scale,quantize")
+    times = [EightBitTimes(LAYER, {"f16": 2e-6, "i8": 1e-6}, quantized=quantized) for quantized in (False, True)]
+    rows = make_table(times, ["i8"]).rows
+    assert [row[0] for row in rows[1:]] == [
+        f"`{LAYER}`, 8-bit results",
+        "geometric mean, batch 1",
+        "geometric mean, batch 1, 8-bit results",
+    ]
+
+
 def test_of_equal_convolutions_in_files_the_last_one_counts(tmp_path, capsys):
     files = [tmp_path / "a.json", tmp_path / "b.json"]
     for file, seconds in zip(files, (1e-6, 4e-6), strict=True):

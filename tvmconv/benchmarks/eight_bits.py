@@ -6,7 +6,8 @@
 
 Arguments are convolutions, or files with one per line; their dtype, layout and epilogue are replaced. Each is searched
 in float16 and in each 8-bit dtype for the same time, all channels last and with results in float16; 8-bit kernels also
-scale each output channel. The log is DIR/eight-bits.jsonl, so that the same command continues. The fastest kernels,
+scale each output channel. With --quantized-results, they store results of 8 bits, as in a network whose next layer has
+operands of 8 bits; those of float16 kernels and of libraries stay as they are. The log is DIR/eight-bits.jsonl, so that the same command continues. The fastest kernels,
 cuDNN's fastest algorithms in float16 and, for filters of one tap, cuBLAS's 8-bit products are then timed in turn. After
 each layer, its line is printed, and DIR/eight-bits.md and eight-bits.json have all layers so far.
 
@@ -18,6 +19,7 @@ TVMCONV_GPU_LOCK: all prepare operands and compile, and one measures at a time.
 from __future__ import annotations
 
 import argparse
+import functools
 import json
 import math
 import statistics
@@ -62,6 +64,7 @@ from tvmconv.search.options import TuneOptions
 from tvmconv.search.task_scheduler import tune_tasks
 from tvmconv.verification import Problem
 from tvmconv.workloads import Conv, Layer, Workload, dtypes, parse
+from tvmconv.workloads.epilogue import QUANTIZE
 from tvmconv.workloads.layout import CHANNELS_LAST, UNIFORM_LAYOUTS
 from tvmconv.workloads.suites import write_suite
 
@@ -69,6 +72,7 @@ SECTION = "eight-bits"  # of pages, and name of the files
 FLOAT16, CUDNN = "f16", "cuDNN f16"
 EIGHT_BIT_TEXTS = tuple(dtypes.DTYPES[name].text for name in dtypes.EIGHT_BIT_DTYPES)
 DEFAULT_DTYPES = (dtypes.FLOAT8_E4M3.text, dtypes.INT8.text)
+QUANTIZED_SUFFIX = ", 8-bit results"
 NUM_FINALISTS = 2  # fastest kernels of an archive, which are timed again to choose one
 # Picks of cuDNN: by its heuristics, and by trials of its first algorithms. Trials of all take seconds for a layer, and
 # seldom find a faster one (`tvmconv.baselines.cudnn`).
@@ -102,6 +106,12 @@ class EightBitTimes:
     seconds: dict[str, float] = field(default_factory=dict)  # by dtype, after the library's name for a library
     kernels: dict[str, str] = field(default_factory=dict)  # our fastest kernel by dtype: schedule and config
     failures: list[str] = field(default_factory=list)
+    quantized: bool = False  # whether results of 8-bit kernels have 8 bits, in place of float16
+
+    @property
+    def title(self) -> str:
+        """Return the convolution, and the type of the results if they have 8 bits, for a table."""
+        return f"`{self.workload}`{QUANTIZED_SUFFIX if self.quantized else ''}"
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
@@ -122,6 +132,8 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--configs", nargs="+", type=Path, metavar="FILE", help=text)
     text = "Number of processes that compile the kernels of --configs"
     options.add_option(parser, "--workers", "N", text, type=options.parse_workers, default=4)
+    text = "Store results of 8-bit kernels in 8 bits, in place of float16."
+    parser.add_argument("--quantized-results", action="store_true", help=text)
     text = "Suite (.json) to write the workloads of all dtypes to for bench prebuild build, without measurements."
     parser.add_argument("--write-suite", type=Path, metavar="FILE", help=text)
     add_device(parser)
@@ -135,7 +147,8 @@ def run(args: argparse.Namespace) -> int:
         raise UsageError("expected convolutions to measure, or --from FILE")
     names = tuple(args.dtype or DEFAULT_DTYPES)
     if args.write_suite:
-        variants = [make_variant(w, text) for w in list_batches(args) for text in (FLOAT16, *names)]
+        texts, quantized = (FLOAT16, *names), args.quantized_results
+        variants = [make_variant(w, text, quantized=quantized) for w in list_batches(args) for text in texts]
         write_suite([Layer(w.text, w, 1) for w in variants], args.write_suite)
         return 0
     if args.files:
@@ -190,8 +203,8 @@ def read_times(file: Path) -> tuple[list[EightBitTimes], str]:
 def read_all_times(files: Sequence[Path]) -> tuple[list[EightBitTimes], str]:
     """Return the times of several files by size of the batch, and their provenances."""
     pairs = [read_times(file) for file in files]
-    by_workload = {times.workload: times for measured, _ in pairs for times in measured}
-    in_order = sorted(by_workload.values(), key=lambda times: parse_conv(times.workload).N)
+    by_title = {times.title: times for measured, _ in pairs for times in measured}
+    in_order = sorted(by_title.values(), key=lambda times: (times.quantized, parse_conv(times.workload).N))
     return in_order, "\n\n".join(dict.fromkeys(provenance for _, provenance in pairs))
 
 
@@ -200,13 +213,17 @@ def vary(w: Conv, **changes: Any) -> Conv:
     return type(w)(**{**vars(w), **changes})
 
 
-def make_variant(w: Conv, text: str) -> Conv:
-    """Return a convolution in a dtype, channels last, with results in float16; sums of 8-bit operands are scaled."""
+def make_variant(w: Conv, text: str, *, quantized: bool = False) -> Conv:
+    """Return a convolution in a dtype, channels last, with results in float16.
+
+    Sums of 8-bit operands are scaled, and rounded to results of the operands' type if `quantized`.
+    """
     dtype = dtypes.DTYPES_BY_TEXT[text]
-    if not dtype.has_8_bits:
-        return vary(w, dtype=dtype.name, layout=CHANNELS_LAST, epilogue=(), out_dtype="")
-    out_dtype = dtypes.FLOAT16.name
-    return vary(w, dtype=dtype.name, layout=CHANNELS_LAST, epilogue=("scale",), out_dtype=out_dtype)
+    changes = {"dtype": dtype.name, "layout": CHANNELS_LAST, "epilogue": (), "out_dtype": "", "weight_dtype": ""}
+    if dtype.has_8_bits:
+        changes |= {"epilogue": ("scale", QUANTIZE)} if quantized else {"epilogue": ("scale",)}
+        changes |= {} if quantized else {"out_dtype": dtypes.FLOAT16.name}
+    return vary(w, **changes)
 
 
 def measure_layers(
@@ -220,20 +237,22 @@ def measure_layers(
     if args.archive or args.configs:
         yield from _measure_prepared(layers, names, device, args, Log(log))
         return
-    workloads: dict[Workload, float] = {make_variant(w, text): 1.0 for w in layers for text in (FLOAT16, *names)}
+    make = functools.partial(make_variant, quantized=args.quantized_results)
+    workloads: dict[Workload, float] = {make(w, text): 1.0 for w in layers for text in (FLOAT16, *names)}
     tune_options = TuneOptions(seconds=args.seconds, log=log, measure_baseline=False)
     with keep_workers_alive(starts_fork_server=True):
         prestart_workers(tune_options.workers, [device])
         searches = tune_tasks(workloads, [device], replace(tune_options, counts_from_ready_workers=True))
         for number, w in enumerate(layers, 1):
-            half = make_variant(w, FLOAT16)
-            times, candidates, cold = EightBitTimes(half.text), {}, exceeds_cache(half, device)
+            half = make(w, FLOAT16)
+            times, candidates = EightBitTimes(half.text, quantized=args.quantized_results), {}
+            cold = exceeds_cache(half, device)
             for text in (FLOAT16, *names):
                 try:
                     candidates[text] = [search_layout(*next(searches), device, cold)]
                 except Error as error:
                     times.failures.append(f"{text}: {error}")
-            inputs = {text: Problem(make_variant(w, text)).inputs for text in (FLOAT16, *names)}
+            inputs = {text: Problem(make(w, text)).inputs for text in (FLOAT16, *names)}
             with ExitStack() as stack:
                 heading = f"{number} of {len(layers)}, {w.text}, "
                 yield measure_layer(times, candidates, names, device, heading, stack, inputs)
@@ -244,15 +263,16 @@ def _measure_prepared(
 ) -> Iterator[EightBitTimes]:
     """Yield the times of each convolution with the kernels of archives and lists, without a search."""
     problems, texts = ProblemPrefetcher(), (FLOAT16, *names)
+    make = functools.partial(make_variant, quantized=args.quantized_results)
     load_libraries(device)
-    variants = [make_variant(w, text) for w in layers for text in texts]
+    variants = [make(w, text) for w in layers for text in texts]
     with closing(make_builder(args, variants, device)) as builder:
         for number, w in enumerate(layers, 1):
-            times, candidates = EightBitTimes(make_variant(w, FLOAT16).text), dict[str, list[Candidate]]()
-            inputs = dict[str, Arrays]()
+            times = EightBitTimes(make(w, FLOAT16).text, quantized=args.quantized_results)
+            candidates, inputs = dict[str, list[Candidate]](), dict[str, Arrays]()
             with ExitStack() as stack:
                 for text in texts:
-                    variant = make_variant(w, text)
+                    variant = make(w, text)
                     problem = problems.get(variant, VERIFY)
                     inputs[text] = problem.inputs
                     try:
@@ -445,7 +465,7 @@ def _pick_product(w: Conv, device: Device, cold: bool, stack: ExitStack, inputs:
 
 def list_notes(measured: Sequence[EightBitTimes]) -> list[str]:
     """Return the kernels of each layer, and what failed."""
-    kernels = [f"* `{t.workload}`, {text}: {kernel}" for t in measured for text, kernel in t.kernels.items()]
+    kernels = [f"* {t.title}, {text}: {kernel}" for t in measured for text, kernel in t.kernels.items()]
     failures = [f"{t.workload} failed: {line}" for t in measured for line in t.failures]
     return ["\n".join(kernels), *failures] if kernels else failures
 
@@ -463,7 +483,7 @@ def make_table(measured: Sequence[EightBitTimes], names: Sequence[str], *, has_m
     for times in measured:
         ratios = [_find_ratio(times.seconds, other, text) for text, other in compared]
         cells = [EMPTY_CELL if ratio is None else format_significant(ratio) for ratio in ratios]
-        rows.append((f"`{times.workload}`", *(format_micros(times.seconds.get(name)) for name in times_of), *cells))
+        rows.append((times.title, *(format_micros(times.seconds.get(name)) for name in times_of), *cells))
     for title, group in group_by_batch(measured).items() if has_mean else ():
         means = []
         for text, other in compared:
@@ -474,12 +494,16 @@ def make_table(measured: Sequence[EightBitTimes], names: Sequence[str], *, has_m
 
 
 def group_by_batch(measured: Sequence[EightBitTimes]) -> dict[str, list[EightBitTimes]]:
-    """Return the convolutions whose ratios have a mean, by the title of the mean: those of each batch size."""
-    groups: dict[int, list[EightBitTimes]] = {}
+    """Return the convolutions whose ratios have a mean, by the title of the mean: those of a batch size and a type."""
+    groups: dict[tuple[int, bool], list[EightBitTimes]] = {}
     for times in measured:
-        groups.setdefault(parse_conv(times.workload).N, []).append(times)
-    title = "geometric mean"
-    return {f"{title}, batch {size}" if len(groups) > 1 else title: group for size, group in groups.items()}
+        groups.setdefault((parse_conv(times.workload).N, times.quantized), []).append(times)
+    if len(groups) == 1:
+        return {"geometric mean": [*measured]}
+    return {
+        f"geometric mean, batch {size}{QUANTIZED_SUFFIX if quantized else ''}": group
+        for (size, quantized), group in groups.items()
+    }
 
 
 def _find_ratio(seconds: Mapping[str, float], other: str, text: str) -> float | None:
