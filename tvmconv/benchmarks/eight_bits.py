@@ -7,9 +7,10 @@
 Arguments are convolutions, or files with one per line; their dtype, layout and epilogue are replaced. Each is searched
 in float16 and in each 8-bit dtype for the same time, all channels last and with results in float16; 8-bit kernels also
 scale each output channel. With --quantized-results, they store results of 8 bits, as in a network whose next layer has
-operands of 8 bits; those of float16 kernels and of libraries stay as they are. The log is DIR/eight-bits.jsonl, so that the same command continues. The fastest kernels,
-cuDNN's fastest algorithms in float16 and, for filters of one tap, cuBLAS's 8-bit products are then timed in turn. After
-each layer, its line is printed, and DIR/eight-bits.md and eight-bits.json have all layers so far.
+operands of 8 bits; those of float16 kernels and of libraries stay as they are. The log is DIR/eight-bits.jsonl, so that
+the same command continues. The fastest kernels, cuDNN's fastest algorithms in float16 and, for filters of one tap,
+cuBLAS's 8-bit products are then timed in turn. After each layer, its line is printed, and DIR/eight-bits.md and
+eight-bits.json have all layers so far.
 
 With --archive or --configs there is no search: kernels come from archives of `bench prebuild build`, and from lists of
 `bench prebuild list`, which are compiled meanwhile. Several processes may then share a GPU by the variable
