@@ -169,6 +169,27 @@ def list_eight_bit_rules(w: Conv) -> list[Rule]:
         )
         rules.append(
             (
+                "warpgroups promote in turn if several share a tile and all of its k-tiles, with one set each",
+                lambda t: (
+                    np.logical_not(t.alternates_promotions)
+                    | (
+                        (t.warpgroups_per_tile > 1)
+                        & (t.split_k == 1)
+                        & np.equal(t.promotion_buffers, 1)
+                        & np.greater(t.promotion_interval, 0)
+                        & np.logical_not(t.splits_last_wave)
+                    )
+                ),
+            )
+        )
+        rules.append(
+            (
+                "warpgroups that promote in turn have stages for an interval, and another one",
+                lambda t: np.logical_not(t.alternates_promotions) | (t.stages > t.max_k_tiles_per_interval(1)),
+            )
+        )
+        rules.append(
+            (
                 f"two sets of accumulators have at most {MAX_PARTIAL_SUMS} sums if a k-tile has several promotions",
                 lambda t: (
                     np.equal(t.promotion_buffers, 1)

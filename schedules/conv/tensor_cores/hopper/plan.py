@@ -258,6 +258,8 @@ def make_mainloop(problem: ConvProblem, config: HopperTileConfig, dilation: int)
         promotion_k_tiles=int(config.promotion_k_tiles(atom.itemsize)),
         promotions_per_k_tile=int(config.promotions_per_k_tile(atom.itemsize)),
         promotion_buffers=int(config.promotion_buffers),
+        promotion_steps=int(config.promotion_steps(atom.itemsize)),
+        num_warpgroups=int(config.warpgroups_per_tile),
     )
 
 

@@ -22,6 +22,7 @@ from tvmconv.workloads.dtypes import get_numpy_dtype
 from ...tile_config import TileConfig
 from ..implicit_gemm_shape import ACCUMULATOR_BYTES, VECTOR_BYTES, ImplicitGemmShape
 from ..latency_model import count_ctas_per_sm
+from ..promotion import ALTERNATING, SIMULTANEOUS
 from .tma_requirements import (
     WARPGROUP_THREADS,
     WGMMA_K_BYTES,
@@ -110,6 +111,7 @@ class HopperTileConfig(TileConfig):
     # never.
     promotion_interval: Any = 0
     promotion_buffers: Any = 1  # sets of accumulators; of two, one is promoted while the wgmmas of the other run
+    promotion_order: Any = SIMULTANEOUS  # whether the warpgroups of a tile promote at the same time, or in turn
     input_loader: Any = CONVERTED  # how a channels-first X is loaded where there is a choice; see `input_loader.py`
     producer_warpgroups: Any = 1  # warpgroups whose warps load filters and halo rows
     # Consumer warpgroups among which the k-tiles of a tile are divided, one to each in turn, and which then add their
@@ -189,11 +191,27 @@ class HopperTileConfig(TileConfig):
         promotions = ceil_div(self.products_per_k_tile(itemsize), interval)
         return np.where(np.greater(self.promotion_interval, 0), promotions, 1)
 
+    @property
+    def alternates_promotions(self) -> Any:
+        """Whether the warpgroups of a tile promote at different times."""
+        return np.equal(self.promotion_order, ALTERNATING)
+
+    def promotion_steps(self, itemsize: int) -> Any:
+        """Return the wgmmas along the reduction before each promotion if warpgroups alternate, else 0."""
+        steps = np.maximum(self.promotion_interval // (WGMMA_K_BYTES // itemsize), 1)
+        return np.where(self.alternates_promotions, steps, 0)
+
+    def max_k_tiles_per_interval(self, itemsize: int) -> Any:
+        """Return the largest number of k-tiles of which an interval between promotions in turn has products."""
+        steps_per_k_tile = self.products_per_k_tile(itemsize) * itemsize // WGMMA_K_BYTES
+        return ceil_div(self.promotion_steps(itemsize) + steps_per_k_tile - 1, steps_per_k_tile)
+
     def promoted_products(self, itemsize: int) -> Any:
         """Return the number of products that are added before a promotion; 0 if there is none."""
         wgmma_k = WGMMA_K_BYTES // itemsize
         num_wgmmas = ceil_div(self.products_per_k_tile(itemsize) // wgmma_k, self.promotions_per_k_tile(itemsize))
-        return self.promotion_k_tiles(itemsize) * num_wgmmas * wgmma_k
+        products = self.promotion_k_tiles(itemsize) * num_wgmmas * wgmma_k
+        return np.where(self.alternates_promotions, self.promotion_steps(itemsize) * wgmma_k, products)
 
     @property
     def num_threads(self) -> Any:
