@@ -125,6 +125,9 @@ def command_of(section, page, folder):
             "--section",
             section,
         ]
+    if section == "gradients-slower":
+        files = recorded("*/gradients/*.json.gz")
+        return ["bench", "layer-table", *files, "--below", "1.0", "--short-legend", "--section", section]
     if section.startswith("gradients-"):
         files = reversed(recorded(f"*/gradients/{section}*.json.gz"))
         return ["bench", "layer-table", *files, "--short-legend", "--section", section]
