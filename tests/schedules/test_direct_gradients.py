@@ -153,6 +153,26 @@ def test_band_matrices_compute_depthwise_gradients(text, config):
     assert (used.threads[0], used.blocks[0]) == (launch.threads_per_block, launch.num_blocks)
 
 
+DIAGONALS = [
+    (
+        "conv2d_wgrad:2x16x6x19,16x1x3x5,s1,p1x2,g16,f16,nhwc,add",
+        {"taps_y": 2, "warps_taps": 2, "octets": 2, "pixels_x": 16, "warps_pixels": 2},
+    ),
+    ("conv2d_wgrad:2x40x10x11,40x1x5x4,s2x3,p2x1,d1x2,g40,bf16,nhwc,out-f32", {"octets": 4, "mma_columns": 8}),
+    ("conv3d_wgrad:1x8x3x3x21,8x1x3x1x13,s2x1x1,p1x0x6,g8,f16,nhwc", {"octets": 1, "pixels_x": 32, "stages": 3}),
+    ("conv2d_wgrad:3x72x7x7,72x1x7x7,s1,p3,g72,f16,nhwc", {"octets": 8, "strips": 2, "mma_columns": 8}),
+]
+
+
+@pytest.mark.sample(2)
+@pytest.mark.parametrize(("text", "config"), DIAGONALS)
+def test_diagonals_are_depthwise_gradients(text, config):
+    kernel = emulate.build_checked(text, "depthwise_diagonal", config)
+    space = registry.find_schedule(kernel.workload, "depthwise_diagonal").space(kernel.workload)
+    used, launch = space.compute_usage(space.point_from_config(kernel.config)[None]), kernel.kernels[0].launch
+    assert (used.threads[0], used.blocks[0]) == (launch.threads_per_block, launch.num_blocks)
+
+
 def test_band_matrices_are_searched_for_large_filters_only():
     large, small, narrow = (
         tc.parse(f"conv2d_wgrad:32x{c}x56x56,{c}x1x{k}x{k},s1,p{k // 2},g{c},f16,nhwc")
