@@ -7,6 +7,7 @@ import pytest
 
 from tvmconv.benchmarks.layer_table import (
     keep_newest,
+    list_slow_layers,
     make_layer_table,
     make_networks_table,
     make_summary_table,
@@ -113,6 +114,17 @@ def test_a_layer_table_has_the_newest_run_of_each_layer():
     assert times["conv3d_dgrad:8x64x16x56x56,64x64x3x3x3,s1,p1,f16,nhwc"] == pytest.approx(155.2e-6, rel=1e-3)
     (row,) = make_summary_table(sweeps).rows
     assert [*row[:2]] == ["dense", str(len(times))]
+
+
+def test_the_slowest_layers_come_first(bench, capsys):
+    files = sorted((ROOT / "tuning_logs").glob("*/gradients/gradients-*.json.gz"))
+    assert bench([*files, "--below", "1.1"], "layer-table") == 0
+    rows = [line.split("  ") for line in capsys.readouterr().out.splitlines() if line.startswith("`conv")]
+    slow = list_slow_layers(keep_newest({file: Sweep.read(file) for file in files}), 1.1)
+    assert [row[0].strip("`") for row in rows] == [sweep.results[0].workload.text for sweep in slow]
+    assert 1.0 < slow[-1].results[0].compute_speedup("tuned", "cudnn") < 1.1
+    assert bench([*files, "--below", "0.01"], "layer-table") == 2
+    assert "no layer has a speed-up below 0.01" in capsys.readouterr().err
 
 
 def test_a_table_of_networks_adds_the_measured_layers_as_often_as_they_occur():

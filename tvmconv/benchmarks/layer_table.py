@@ -2,22 +2,24 @@
 
     tvmconv bench layer-table results/*-tuned.json
     tvmconv bench layer-table results/grouped-tuned.json --section grouped --update-page docs/gradient-measurements.md
+    tvmconv bench layer-table tuning_logs/*/gradients/*.json.gz --below 1.0
     tvmconv bench layer-table tuning_logs/*/gradients/*.json.gz --summary
     tvmconv bench layer-table tuning_logs/*/gradients/*.json.gz --networks tuning_logs/gradient-networks.json
 
 The table has the times of the tuned kernel and of each library, their shares of the physical limit, the speed-ups, and
 in its last line the geometric means. A workload of several files has the times of the newest run: that of the latest
 date, and on one date that of the largest number at the end of the file's name. If files are of several devices, a
-column names the device of each time. With --below, it has only layers that are slower than a library. With --summary,
-the table has a line for each kind of layers, which is the name of its files without the word with which all begin, and
-without their numbers. With --networks, it has a line for each network of a suite whose layers are named NETWORK.NUMBER
-or NETWORK.NUMBER.GRADIENT. Times are those of the measured layers, each as often as the network has it, and their share
-is that of the limits of all layers.
+column names the device of each time. With --below X, only layers are listed whose speed-up is below X, the slowest
+first. With --summary, the table has a line for each kind of layers, which is the name of its files without the word
+with which all begin, and without their numbers. With --networks, it has a line for each network of a suite whose layers
+are named NETWORK.NUMBER or NETWORK.NUMBER.GRADIENT. Times are those of the measured layers, each as often as the
+network has it, and their share is that of the limits of all layers.
 """
 
 from __future__ import annotations
 
 import argparse
+import math
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -26,6 +28,7 @@ from pathlib import Path
 from tvmconv.benchmarks.common import show
 from tvmconv.cli import options
 from tvmconv.cli.errors import UsageError
+from tvmconv.errors import Error
 from tvmconv.experiments.results import PREDICTED, TUNED, UNTUNED, Result
 from tvmconv.experiments.sweep import Sweep
 from tvmconv.reports.library_comparison import format_mean, list_compared_names, make_comparison_table
@@ -34,7 +37,6 @@ from tvmconv.workloads import Layer, Workload
 from tvmconv.workloads.suites import read_suite
 
 SECTION = "layers"
-OWN_ROWS = (TUNED, PREDICTED, UNTUNED)
 NETWORKS_LEGEND = "Sums over the measured layers, each as often as the network has it, in its newest run."
 DEVICE = "device"  # column of a table of several devices
 
@@ -48,7 +50,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     lines.add_argument("--summary", action="store_true", help="Print a line for each kind of layers.")
     text = "Print a line for each network of this suite."
     lines.add_argument("--networks", type=Path, metavar="FILE", help=text)
-    text = "Keep only layers whose speed-up over a library is below X, such as 1 for those that are slower."
+    text = "List only the layers whose speed-up over a library is below X, without means."
     parser.add_argument("--below", type=options.parse_positive, metavar="X", help=text)
     text = "Name the versions once for all runs on a device."
     parser.add_argument("--short-legend", action="store_true", help=text)
@@ -70,11 +72,15 @@ def run(args: argparse.Namespace) -> int:
         table, legend = make_networks_table(results, read_suite(args.networks)), NETWORKS_LEGEND
     else:
         newest = keep_newest(sweeps)
-        if args.below:
-            newest = keep_slower(newest, args.below)
+        if args.below is not None:
+            newest = list_slow_layers(newest, args.below)
+        if not newest:
+            raise Error(f"no layer has a speed-up below {args.below:g}")
         provenances = list(dict.fromkeys(sweep.provenance for sweep in newest))
         provenance = "\n\n".join(merge_provenances(provenances) if args.short_legend else provenances)
         table, legend = make_layer_table(newest), f"Median times. {provenance}"
+        if args.below is not None:
+            table = replace(table, rows=table.rows[:-1])  # the means would be of slow layers
     show(table, args, args.section, legend)
     return 0
 
@@ -89,26 +95,26 @@ def keep_newest(sweeps: dict[Path, Sweep]) -> list[Sweep]:
     newest: dict[Workload, Path] = {}
     for file in sorted(sweeps, key=find_age):
         newest |= dict.fromkeys((result.workload for result in sweeps[file].results), file)
-    selected = [
-        _select(sweep, {w for w, newest_file in newest.items() if newest_file == f}) for f, sweep in sweeps.items()
-    ]
-    return [sweep for sweep in selected if sweep.results]
+    kept = []
+    for file, sweep in sweeps.items():
+        labeled = [(label, result) for label, result in sweep.labeled_results if newest[result.workload] == file]
+        if labeled:
+            labels, results = map(list, zip(*labeled, strict=True))
+            kept.append(Sweep(sweep.name, labels, results, sweep.provenance))
+    return kept
 
 
-def keep_slower(sweeps: Sequence[Sweep], speedup: float) -> list[Sweep]:
-    """Return the sweeps with the layers whose speed-up over some library is lower, without those that have none."""
-
-    def is_slower(result: Result) -> bool:
-        names = (row.name for row in result.rows if row.name not in OWN_ROWS)
-        return any((known := result.compute_speedup(TUNED, name)) and known < speedup for name in names)
-
-    selected = [_select(sweep, {result.workload for result in sweep.results if is_slower(result)}) for sweep in sweeps]
-    return [sweep for sweep in selected if sweep.results]
-
-
-def _select(sweep: Sweep, workloads: set[Workload]) -> Sweep:
-    kept = [(label, result) for label, result in sweep.labeled_results if result.workload in workloads]
-    return Sweep(sweep.name, [label for label, _ in kept], [result for _, result in kept], sweep.provenance)
+def list_slow_layers(sweeps: Sequence[Sweep], max_speedup: float) -> list[Sweep]:
+    """Return a sweep for each layer whose kernel is less than `max_speedup` times as fast as a library, the slowest
+    first.
+    """
+    speedups: list[tuple[float, Sweep]] = []
+    for sweep in sweeps:
+        for label, result in sweep.labeled_results:
+            known = [result.compute_speedup(TUNED, name) or math.inf for name in list_compared_names(sweep)]
+            one_layer = Sweep(sweep.name, [label], [result], sweep.provenance)
+            speedups.append((min(known, default=math.inf), one_layer))
+    return [sweep for speedup, sweep in sorted(speedups, key=lambda pair: pair[0]) if speedup < max_speedup]
 
 
 def merge_provenances(provenances: Sequence[str]) -> list[str]:
@@ -177,7 +183,8 @@ def make_networks_table(results: Mapping[Workload, Result], layers: Sequence[Lay
     networks: dict[str, list[Layer]] = {}
     for layer in layers:
         networks.setdefault(re.sub(r"\.\d+(\.[a-z]+)?$", "", layer.name), []).append(layer)
-    names = dict.fromkeys(row.name for result in results.values() for row in result.rows if row.name not in OWN_ROWS)
+    own_names = (TUNED, PREDICTED, UNTUNED)
+    names = dict.fromkeys(row.name for result in results.values() for row in result.rows if row.name not in own_names)
     rows = []
     for network, own_layers in networks.items():
         measured = [(layer, results[layer.workload]) for layer in own_layers if layer.workload in results]

@@ -16,6 +16,7 @@ import torch
 
 from tvmconv import jsonfile
 from tvmconv.checksummed_file import read_checked, write_checked
+from tvmconv.devices import sharing
 from tvmconv.devices.cuda.graphs import time_between_events
 from tvmconv.jsonfile import JsonError
 from tvmconv.measure import kernel_cache
@@ -44,7 +45,7 @@ def time_call(call: Callable[[], object], device: torch.device) -> float:
     with torch.no_grad():
         if device.type != "cuda":
             return _time_on_cpu(call)
-        with torch.cuda.device(device):
+        with torch.cuda.device(device), sharing.hold_gpu():
             return _time_on_gpu(call)
 
 

@@ -126,7 +126,7 @@ def make_fprop(w: Conv, rows_per_copy: int, shares_taps: bool = False, input_box
     if input_box_pixels:
         pixels = math.prod(w.input_size)
         loader, major = ChannelsFirstPixels(w.storage, w.N, w.C, pixels, rows_per_image=pixels), Major.MN
-    filters = FilterMatrix(w.storage, w.O, w.kernel, shape.channels_per_group)
+    filters = FilterMatrix(w.weight_storage, w.O, w.kernel, shape.channels_per_group)
     return ConvProblem(
         shape,
         a=Operand(
@@ -137,7 +137,7 @@ def make_fprop(w: Conv, rows_per_copy: int, shares_taps: bool = False, input_box
             channels_per_group=shape.channels_per_group,
             contiguous_rows=input_box_pixels,
         ),
-        b=Operand("K", w.dtype, filters, rows_per_group=shape.n),
+        b=Operand("K", w.operand_dtypes[1], filters, rows_per_group=shape.n),
         c="Y",
         taps=(*w.kernel[:-1], 1) if shares_taps else w.kernel,
     )

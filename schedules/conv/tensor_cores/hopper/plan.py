@@ -18,7 +18,7 @@ from tvmconv.workloads.dtypes import get_itemsize
 
 from ....tir_builder import Expr, Register, allocate, to_uint32
 from ..gemm.accumulators import Accumulators
-from ..gemm.atoms import Major, WgmmaAtom
+from ..gemm.atoms import Major, ThreadPosition, WgmmaAtom
 from ..gemm.channels_first_epilogue import ChannelsFirstOutput
 from ..gemm.cluster_reduction import ClusterReduction
 from ..gemm.epilogue_ops import EpilogueOps
@@ -30,7 +30,7 @@ from ..gemm.problem import ConvProblem, Operand, make_fprop
 from ..gemm.smem_layout import MAX_SWIZZLE_BYTES, SWIZZLE_ALIGNMENT_BYTES, SmemLayout
 from ..gemm.tap_columns import TapColumnReduction
 from ..gemm.tile_reduction import TileReduction
-from ..gemm.tile_scheduler import SINGLE_CTA, Cluster, KRange, ResidueKRange, TileScheduler
+from ..gemm.tile_scheduler import SINGLE_CTA, Cluster, KRange, ResidueKRange, SlicedKRange, TileScheduler
 from ..gemm.tma_loaders import INTERLEAVED_FILTERS, ChannelsFirstPixels, FilterMatrix, InterleavedFilters
 from ..gemm.warp_roles import WarpRoles
 from ..gemm.wgmma_mainloop import MnMajorTile, OperandTile, WgmmaMainloop
@@ -113,7 +113,7 @@ class KernelPlan:
         tile = mainloop.atom, mainloop.m_atoms, config.block_m, int(config.reduce_rows_per_cta)
         vector = math.gcd(shape.n, VECTOR_BYTES // ACCUMULATOR_BYTES)
         parts = config.split_k, num_threads, vector, self.problem.residues
-        return ClusterReduction(shape, *tile, *parts, self.channels_first_output)
+        return ClusterReduction(shape, *tile, *parts, self.channels_first_output, config.k_slices)
 
     def allocate_accumulators(self) -> Accumulators:
         """Allocate the accumulators of a thread, and promoted sums if there are."""
@@ -182,6 +182,16 @@ class KernelPlan:
         total = Register("total_k_tiles", value=residues.num_taps(residue) * int(config.k_tiles_per_tap(shape))).value
         return ResidueKRange(split, int(config.split_k), total, config.split_k > 1 or not residues.have_taps)
 
+    def consumer_k_range(
+        self, split: Expr, residue: Expr, thread: ThreadPosition
+    ) -> KRange | ResidueKRange | SlicedKRange:
+        """Return the K tiles that a warpgroup multiplies: all of the CTA, or those of its slice."""
+        k_range, slices = self.k_range(split, residue), int(self.config.k_slices)
+        if slices == 1:
+            return k_range
+        assert isinstance(k_range, KRange)
+        return SlicedKRange(k_range, thread.warpgroup // self.config.warpgroups_per_tile, slices)
+
     def make_pipelines(self, smem: Expr, cluster: Cluster) -> tuple[TmaPipeline, TmaPipeline]:
         """Return the pipeline of the mainloop and that of the epilogue, whose stages follow one another."""
         config, a, b = self.config, self.mainloop.a, self.mainloop.b
@@ -248,6 +258,8 @@ def make_mainloop(problem: ConvProblem, config: HopperTileConfig, dilation: int)
         promotion_k_tiles=int(config.promotion_k_tiles(atom.itemsize)),
         promotions_per_k_tile=int(config.promotions_per_k_tile(atom.itemsize)),
         promotion_buffers=int(config.promotion_buffers),
+        promotion_steps=int(config.promotion_steps(atom.itemsize)),
+        num_warpgroups=int(config.warpgroups_per_tile),
     )
 
 
