@@ -7,6 +7,7 @@ import pytest
 
 from tvmconv.benchmarks.layer_table import (
     keep_newest,
+    list_slow_layers,
     make_layer_table,
     make_networks_table,
     make_summary_table,
@@ -115,6 +116,17 @@ def test_a_layer_table_has_the_newest_run_of_each_layer():
     assert [*row[:2]] == ["dense", str(len(times))]
 
 
+def test_the_slowest_layers_come_first(bench, capsys):
+    files = sorted((ROOT / "tuning_logs").glob("*/gradients/gradients-*.json.gz"))
+    assert bench([*files, "--below", "1.1"], "layer-table") == 0
+    rows = [line.split("  ") for line in capsys.readouterr().out.splitlines() if line.startswith("`conv")]
+    slow = list_slow_layers(keep_newest({file: Sweep.read(file) for file in files}), 1.1)
+    assert [row[0].strip("`") for row in rows] == [sweep.results[0].workload.text for sweep in slow]
+    assert 1.0 < slow[-1].results[0].compute_speedup("tuned", "cudnn") < 1.1
+    assert bench([*files, "--below", "0.01"], "layer-table") == 2
+    assert "no layer has a speed-up below 0.01" in capsys.readouterr().err
+
+
 def test_a_table_of_networks_adds_the_measured_layers_as_often_as_they_occur():
     (sweep,) = [Sweep.read(ROOT / "tuning_logs/nvidia-h200/gradients/gradients-large.json.gz")]
     (result,) = sweep.results
@@ -140,3 +152,11 @@ def test_runs_on_a_device_share_a_legend():
     runs = ["A; v 1, c 2, best; 2026-01-02; `two`", "A; v 1, c 2; 2026-01-01; `one`", "B; v 1; 2026-01-01; `one`"]
     merged = ["A; v 1, c 2; 2026-01-01: `one`; 2026-01-02: `two`", "B; v 1; 2026-01-01: `one`"]
     assert merge_provenances(runs) == merged
+
+
+def test_a_layer_table_has_the_slower_layers_alone(bench, capsys):
+    file = str(Path(__file__).parents[2] / "tuning_logs/nvidia-h200/batches/batch-layers-tuned-5.json.gz")
+    assert bench([file, "--below", "1"], "layer-table") == 0
+    rows = [line.split() for line in capsys.readouterr().out.splitlines() if line.startswith("`conv2d")]
+    assert 0 < len(rows) < 11
+    assert all(float(row[5]) < 1 for row in rows)

@@ -2,6 +2,7 @@
 
 import argparse
 import json
+from contextlib import ExitStack, nullcontext
 
 import pytest
 
@@ -9,6 +10,7 @@ import tvmconv as tc
 from tvmconv import cli
 from tvmconv.benchmarks import eight_bits
 from tvmconv.benchmarks.eight_bits import CUDNN, EightBitTimes, make_table, make_variant
+from tvmconv.devices import Timing
 from tvmconv.workloads.suites import read_suite
 
 LAYER = "conv2d:1x16x8x8,16x16x3x3,s1,p1,f16,nhwc"
@@ -35,6 +37,17 @@ def test_each_batch_size_has_a_mean():
     assert [(row[0], row[-2]) for row in rows] == [
         ("geometric mean, batch 1", "2.00"),
         ("geometric mean, batch 8", "3.00"),
+    ]
+
+
+def test_results_of_8_bits_have_a_mean_of_their_own():
+    assert make_variant(tc.parse(LAYER), "i8", quantized=True).text.endswith(",i8,nhwc,scale,quantize")
+    times = [EightBitTimes(LAYER, {"f16": 2e-6, "i8": 1e-6}, quantized=quantized) for quantized in (False, True)]
+    rows = make_table(times, ["i8"]).rows
+    assert [row[0] for row in rows[1:]] == [
+        f"`{LAYER}`, 8-bit results",
+        "geometric mean, batch 1",
+        "geometric mean, batch 1, 8-bit results",
     ]
 
 
@@ -86,3 +99,35 @@ def test_listed_configs_are_compiled_in_the_order_of_the_layers(tmp_path, monkey
     listed, archived, num_workers = eight_bits.make_builder(args, [tc.parse(first), tc.parse(second)], None)
     assert listed == [entries[2], entries[3]]
     assert (list(archived), num_workers) == ([second], 2)
+
+
+class FakeTimer:
+    """A timer of turns of a kernel that takes the same time in each."""
+
+    def __init__(self, seconds, turns):
+        self.seconds, self.turns = seconds, turns
+
+    def take_turn(self, seconds, *, counts=True):
+        self.turns.append(self.seconds)
+
+    def finish(self):
+        return Timing((self.seconds,), "turns", cold=False)
+
+
+def test_kernels_and_libraries_are_timed_in_turns(monkeypatch):
+    turns = []
+
+    def make_clock(seconds):
+        return eight_bits.TurnClock(lambda _: seconds, lambda: nullcontext(FakeTimer(seconds, turns)))
+
+    monkeypatch.setattr(eight_bits, "pick_library_calls", lambda *arguments: {"nhwc": make_clock(4e-6)})
+    monkeypatch.setattr(eight_bits, "_pick_product", lambda *arguments: make_clock(3e-6))
+    monkeypatch.setattr(eight_bits, "exceeds_cache", lambda *arguments: False)
+    candidates = {"f16": [(make_clock(2e-6), "a")], "i8": [(make_clock(1e-6), "b"), (make_clock(5e-6), "c")]}
+    arguments = EightBitTimes(LAYER), candidates, ["i8"], None, ""
+    with ExitStack() as stack:
+        times = eight_bits.measure_layer(*arguments, stack, {"f16": (), "i8": ()})
+    assert times.seconds == {CUDNN: 4e-6, "cuBLAS i8": 3e-6, "f16": 2e-6, "i8": 1e-6}
+    assert times.kernels == {"f16": "a", "i8": "b"}
+    assert turns[:4] == turns[4:8] == [2e-6, 1e-6, 4e-6, 3e-6]
+    assert eight_bits.time_together([lambda seconds: 1e-6, make_clock(2e-6)]) == [1e-6, 2e-6]

@@ -16,6 +16,7 @@ from tvmconv.experiments.preparation import list_unsupported_schedules, select_s
 from tvmconv.experiments.results import Result, ResultRow
 from tvmconv.experiments.run import run_schedules
 from tvmconv.kernel import Kernel
+from tvmconv.measure import timing_rounds
 from tvmconv.reports.tables import format_result
 from tvmconv.workloads import Conv2d, parse
 
@@ -259,6 +260,6 @@ def test_rows_are_timed_in_turns_if_all_of_them_can_be():
     benchmark = run._Benchmark(None, None, True, 0.01, lambda message: None)
     timings = benchmark._time_in_turns([make_entry("tuned"), make_entry("cudnn")], 1)
     assert [timing.method for timing in timings] == ["in turns"] * 2
-    assert turns == [""] * 2 * run.NUM_WARM_UP_TURNS + ["tuned", "cudnn"] * run.NUM_TURNS
+    assert turns == [""] * 2 * timing_rounds.NUM_WARM_UP_TURNS + ["tuned", "cudnn"] * timing_rounds.NUM_TURNS
     assert benchmark._time_in_turns([make_entry("tuned"), make_entry("copy", has_timer=False)], 1) is None
     assert benchmark._time_in_turns([make_entry("tuned")], 1) is None

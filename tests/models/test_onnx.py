@@ -439,6 +439,18 @@ def test_weights_with_a_zero_point_are_floats(texts):
     assert texts(model) == ["conv2d:1x3x8x8,6x3x3x3,s1,p0,bias"]
 
 
+def test_weights_of_8_bit_floats_may_have_another_type(texts):
+    model, arrays = qdq_model()
+    kinds = {"zero": TensorProto.FLOAT8E4M3FN, "zero_y": TensorProto.FLOAT8E4M3FN}
+    kinds |= {"wq": TensorProto.FLOAT8E5M2, "zw": TensorProto.FLOAT8E5M2}
+    for each in model.graph.initializer:
+        if kind := kinds.get(each.name):
+            values = np.zeros(arrays[each.name].shape) if each.name != "wq" else np.ones(arrays["wq"].shape)
+            each.CopyFrom(helper.make_tensor(each.name, kind, values.shape, values.ravel()))
+    model.graph.output[-1].type.tensor_type.elem_type = TensorProto.FLOAT8E4M3FN
+    assert texts(model) == ["conv2d:1x3x8x8,6x3x3x3,s1,p0,weight-e5m2,e4m3,scale,bias,quantize"]
+
+
 def test_operators_of_quantized_convolutions_are_layers(texts):
     model, _ = qdq_model(zero=(TensorProto.UINT8, 128))
     reads = ["x_q", "sx", "zero", "wq", "sw", "zw", "sy", "zero_y"]

@@ -73,6 +73,28 @@ def test_hopper_stores_words_of_four_results(text, config):
 
 @pytest.mark.sample(2)
 @pytest.mark.parametrize(
+    ("text", "schedule", "config"),
+    [
+        (
+            "conv2d:1x32x9x8,32x32x2x3,s1,p1,weight-e5m2,e4m3,nhwc,scale,bias,relu,quantize",
+            "hopper",
+            {**SMALL, "block_n": 32},
+        ),
+        ("conv2d:1x32x9x8,34x32x2x3,s2,p1,out-f16,weight-e4m3,e5m2,nhwc,scale", "hopper", SMALL),
+        ("conv2d:1x32x7x8,18x32x2x3,s1,p1,weight-e5m2,e4m3,nhwc", "mma_sync_fp8", WARP_TILE),
+        ("conv2d:2x32x9x8,32x32x3x3,s1,p1,weight-e5m2,e4m3,nhwc,scale", "window_hopper", {}),
+    ],
+)
+def test_activations_and_weights_have_different_types(text, schedule, config):
+    w = tc.parse(text)
+    x, k, *_ = w.inputs(seed=0)
+    assert (x.dtype.name, k.dtype.name) == w.argument_dtypes[:2] == w.operand_dtypes
+    assert x.dtype != k.dtype
+    check(text, schedule, config)
+
+
+@pytest.mark.sample(2)
+@pytest.mark.parametrize(
     "config",
     [
         {"block_k_bytes": 64, "taps_per_copy": 3, "warpgroups": 2},
@@ -118,6 +140,34 @@ def test_wgmmas_of_one_set_run_while_the_other_is_promoted():
     config = {**SMALL, "block_n": 32, "block_k_bytes": 128, "promotion_buffers": 2}
     waits = re.findall(r"DEPBAR\.LE gsb0, (0x\d)", tc.build(w, "hopper", arch="sm_90", config=config).sass)
     assert waits == ["0x1", "0x1", "0x1", "0x0", "0x1", "0x0"]  # of four K tiles in a loop, and two
+
+
+@pytest.mark.sample(3)
+@pytest.mark.parametrize(
+    ("text", "config"),
+    [
+        ("conv2d:1x1280x9x8,34x1280x1x1,s1,p0,e4m3,nhwc,out-f32", {}),  # intervals that end within a K tile
+        ("conv2d:2x128x9x8,32x128x2x3,s1,p1,e4m3,nhwc,scale,bias,relu,quantize", {"warpgroups": 3}),
+        ("conv1d:1x64x90,32x64x1,s1,p0,e5m2,nhwc", {"block_k_bytes": 64}),  # one K tile
+        ("conv2d:1x96x9x9,32x96x3x3,s2,p1,e4m3,nhwc,scale", {"block_k_bytes": 32, "stages": 8}),
+        ("conv2d:1x128x9x64,32x128x3x3,s1,p1,e4m3,nhwc,scale", {"block_k_bytes": 64, "taps_per_copy": 3}),
+        ("conv1d:1x1152x60,32x1152x1,s1,p0,e4m3,nhwc,out-f32", {"block_k_bytes": 256, "promotion_interval": 128}),
+        ("conv2d:1x256x9x16,32x256x3x3,s1,p1,e4m3,nhwc,scale", {"cluster_m": 2, "wgmma_m_tiles": 2}),
+    ],
+)
+def test_warpgroups_of_a_tile_promote_in_turn(text, config):
+    stages = {"block_n": 32, "block_k_bytes": 128, "warpgroups": 2, "stages": 5, "promotion_order": "alternating"}
+    check(text, "hopper", {**SMALL, **stages, **config})
+
+
+@needs_nvrtc
+def test_wgmmas_of_an_interval_are_in_flight_across_k_tiles():
+    w = tc.parse("conv2d:1x768x9x8,32x768x1x1,s1,p0,e4m3,nhwc,out-f32")
+    config = {**SMALL, "block_n": 32, "block_k_bytes": 128, "warpgroups": 2, "promotion_order": "alternating"}
+    sass = tc.build(w, "hopper", arch="sm_90", config={**config, "stages": 5}).sass
+    waits = re.findall(r"QGMMA|DEPBAR\.LE gsb0, 0x\d", sass)
+    groups = [len(group.split()) for group in " ".join(waits).split("DEPBAR.LE gsb0, 0x0")]
+    assert sorted(groups) == [0, 3, 3, 6, 6, 6, 6, 6]  # two warpgroups, of which one starts and ends with a half
 
 
 @pytest.mark.sample(2)

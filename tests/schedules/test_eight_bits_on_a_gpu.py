@@ -6,6 +6,7 @@ All kernels are built at once by all processors before the first test, and take 
 """
 
 import itertools
+from pathlib import Path
 
 import ml_dtypes
 import numpy as np
@@ -34,6 +35,7 @@ DENSE = {  # ragged shapes with dilation, groups, strides, and padding of one si
 }
 DOT_PRODUCTS = ("conv2d:2x4x37x33,32x4x7x7,s2,p3", "conv2d:3x24x9x11,14x12x2x3,s2x1,p1x0x0x1,d1x2,g2")
 DEPTHWISE = ("conv2d:2x72x15x17,72x1x5x5,s2,p2,g72", "conv2d:3x64x14x13,64x1x3x3,s1,p1,g64")
+MIXED = {"e4m3": "weight-e5m2", "e5m2": "weight-e4m3"}  # weights of another type than the activations
 EPILOGUES = {
     "i8": ("", "out-f16,scale,bias,relu", "scale,bias,add,relu,quantize", "scale,bias,relu,quantize,zero_point"),
     "e4m3": ("out-f32", "out-f16,scale,bias,add,silu", "scale,bias,add,relu,quantize"),
@@ -47,6 +49,12 @@ def list_cases():
             schedule = "mma_sync_fp8" if name == "mma_sync" and dtype in FLOATS else name
             for options in epilogues:
                 yield schedule, _join(shape, dtype, options)
+    for name, (dtype, weight) in itertools.product(
+        ("hopper", "window_hopper", "mma_sync", "implicit_gemm"), MIXED.items()
+    ):
+        schedule = "mma_sync_fp8" if name == "mma_sync" else name
+        for options in EPILOGUES[dtype][-2:]:
+            yield schedule, _join(f"{DENSE[name][0]},{weight}", dtype, options)
     for name, shapes in (("depthwise_nhwc", DEPTHWISE), ("dp4a", DOT_PRODUCTS)):
         for shape, options in itertools.product(shapes, EPILOGUES["i8"]):
             yield name, _join(shape, "i8", options)
@@ -68,16 +76,25 @@ NOT_FINITE = [
 ]
 POSITIVE = "conv2d:1x1280x16x16,128x1280x3x3,s1,p1,e4m3,nhwc,out-f32"
 INTERVALS = {
-    (interval, buffers): ("hopper", POSITIVE, tuple(config.items()))
+    (interval, buffers, "simultaneous"): ("hopper", POSITIVE, tuple(config.items()))
     for interval, buffers, block_k_bytes in ((192, 1, 64), (192, 2, 128), (256, 1, 64), (512, 1, 64), (1024, 1, 64))
     for config in [{"block_k_bytes": block_k_bytes, "promotion_interval": interval, "promotion_buffers": buffers}]
+}
+TURNS = {"warpgroups": 2, "wgmma_m_tiles": 1, "block_n": 64, "split_k": 1, "cluster_m": 1, "cluster_n": 1}
+INTERVALS |= {
+    (interval, 1, "alternating"): ("hopper", POSITIVE, tuple(config.items()))
+    for interval, block_k_bytes, stages in ((192, 128, 6), (128, 64, 8))
+    for config in [
+        {**TURNS, "block_k_bytes": block_k_bytes, "stages": stages}
+        | {"promotion_interval": interval, "promotion_buffers": 1, "promotion_order": "alternating"}
+    ]
 }
 ROUNDED = [case for case in CASES if get_output_dtype(case[1]) in LIMITS and "silu" not in case[1]]
 
 
 @pytest.fixture(scope="module")
-def load(gpu):
-    built = build_all([*CASES, *NOT_FINITE, *INTERVALS.values()], gpu.arch)
+def load(gpu, request):
+    built = build_all(list_selected(request.session.items), gpu.arch)
 
     def load(*case):
         executable = built[case]
@@ -88,6 +105,16 @@ def load(gpu):
         return gpu.load(executable)
 
     return load
+
+
+def list_selected(items):
+    """Return the kernels of the selected tests of this file."""
+    values = [
+        item.callspec.params for item in items if item.path.name == Path(__file__).name if hasattr(item, "callspec")
+    ]
+    cases = [(each["schedule"], each["text"]) for each in values if "text" in each]
+    cases += [INTERVALS[each["interval"], each["buffers"], each["order"]] for each in values if "order" in each]
+    return list(dict.fromkeys(cases))
 
 
 def test_many_combinations_are_tested():
@@ -172,10 +199,10 @@ def positive():
     return inputs, w.reference(*inputs)
 
 
-@pytest.mark.parametrize(("interval", "buffers"), INTERVALS)
-def test_sums_of_positive_numbers_are_within_their_bound(load, positive, interval, buffers):
+@pytest.mark.parametrize(("interval", "buffers", "order"), INTERVALS)
+def test_sums_of_positive_numbers_are_within_their_bound(load, positive, interval, buffers, order):
     inputs, expected = positive
-    found = load(*INTERVALS[interval, buffers]).run(inputs).astype(np.float64).reshape(expected.shape)
+    found = load(*INTERVALS[interval, buffers, order]).run(inputs).astype(np.float64).reshape(expected.shape)
     error = np.linalg.norm(found - expected) / np.linalg.norm(expected)
-    print(f"promotion every {interval} products, {buffers} sets: error {error:.2e}")
+    print(f"promotion every {interval} products, {buffers} sets, {order}: error {error:.2e}")
     assert error <= bound_accumulation_error(interval)

@@ -22,6 +22,8 @@ BASE = "conv2d:1x16x8x8,16x16x3x3,s1,p1"
         ("i8,scale,quantize,zero_point", "i8,scale,quantize,zero_point", "int8"),
         ("e4m3,nhwc", "e4m3,nhwc", "bfloat16"),
         ("e5m2,tensor_scale,out-f32", "out-f32,e5m2,tensor_scale", "float32"),
+        ("e4m3,weight-e5m2,out-f16", "out-f16,weight-e5m2,e4m3", "float16"),
+        ("e5m2,weight-e5m2", "e5m2", "bfloat16"),
         ("e5m2,out-e4m3,quantize", "out-e4m3,e5m2,quantize", "float8_e4m3fn"),
     ],
 )
@@ -36,6 +38,8 @@ def test_texts_name_the_type_of_the_output(options, canonical, output):
 @pytest.mark.parametrize(
     ("text", "message"),
     [
+        (f"{BASE},i8,weight-e5m2", "weight_dtype='float8_e5m2': expected e4m3 and e5m2 for types that differ"),
+        (f"{BASE},e4m3,weight-i8", "'weight-i8': expected one of weight-e4m3, weight-e5m2"),
         (f"{BASE},f16,out-f32", "out_dtype='float32': expected operands of e4m3, e5m2, i8, not f16"),
         (f"{BASE},quantize", "epilogue='quantize': expected operands of e4m3, e5m2, i8, not f32"),
         (f"{BASE},i8,out-i32,bias", "out-i32: expected operands of i8 and no epilogue"),

@@ -44,7 +44,9 @@ def time_cublas(
         if candidate is not fastest:
             candidate.close()
     assert fastest is not None
-    return Baseline(fastest.time(seconds), None, fastest.pick.description, fastest.time_elsewhere, fastest.close)
+    return Baseline(
+        fastest.time(seconds), None, fastest.pick.description, fastest.time_elsewhere, fastest.close, fastest.open_timer
+    )
 
 
 def list_product_calls(w: Workload) -> list[TorchConvCall]:

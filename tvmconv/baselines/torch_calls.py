@@ -122,7 +122,8 @@ def list_float16_calls(w: Conv) -> list[TorchConvCall]:
     PyTorch has no convolution of 8-bit operands on NVIDIA GPUs. The operands are converted before the timing. Sums of
     integers may exceed float16, so operands are divided by a power of two, and the results are not verified.
     """
-    half = replace(w, dtype=FLOAT16.name, out_dtype="", epilogue=())  # type: ignore[type-var]  # operators are dataclasses
+    changes = {"dtype": FLOAT16.name, "out_dtype": "", "weight_dtype": "", "epilogue": ()}
+    half = type(w)(**{**vars(w), **changes})
     divisor = 64 if w.dtype == INT8.name else 1
 
     def make_call(call: TorchConvCall) -> TorchConvCall:

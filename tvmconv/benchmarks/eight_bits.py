@@ -6,9 +6,11 @@
 
 Arguments are convolutions, or files with one per line; their dtype, layout and epilogue are replaced. Each is searched
 in float16 and in each 8-bit dtype for the same time, all channels last and with results in float16; 8-bit kernels also
-scale each output channel. The log is DIR/eight-bits.jsonl, so that the same command continues. The fastest kernels,
-cuDNN's fastest algorithms in float16 and, for filters of one tap, cuBLAS's 8-bit products are then timed in turn. After
-each layer, its line is printed, and DIR/eight-bits.md and eight-bits.json have all layers so far.
+scale each output channel. With --quantized-results, they store results of 8 bits, as in a network whose next layer has
+operands of 8 bits; those of float16 kernels and of libraries stay as they are. The log is DIR/eight-bits.jsonl, so that
+the same command continues. The fastest kernels, cuDNN's fastest algorithms in float16 and, for filters of one tap,
+cuBLAS's 8-bit products are then timed in turn. After each layer, its line is printed, and DIR/eight-bits.md and
+eight-bits.json have all layers so far.
 
 With --archive or --configs there is no search: kernels come from archives of `bench prebuild build`, and from lists of
 `bench prebuild list`, which are compiled meanwhile. Several processes may then share a GPU by the variable
@@ -18,40 +20,52 @@ TVMCONV_GPU_LOCK: all prepare operands and compile, and one measures at a time.
 from __future__ import annotations
 
 import argparse
+import functools
 import json
 import math
 import statistics
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import ExitStack, closing
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, ExitStack, closing, suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+from numpy.typing import NDArray
+
 from tvmconv.baselines.base import require_gpu
-from tvmconv.baselines.cudnn import CudnnPickThread
+from tvmconv.baselines.cudnn import CudnnPickThread, copy_to_gpu, torch_with_cudnn
 from tvmconv.baselines.torch_calls import list_calls_in_layout
 from tvmconv.benchmarks.build_ahead import AheadBuilder
 from tvmconv.benchmarks.common import add_device, add_output, find_device, write_report
 from tvmconv.benchmarks.layouts import ROUND_SECONDS, Clock, list_layers, search_layout
-from tvmconv.benchmarks.prebuild import identify, measure_kernels, read_archives, read_configs, select_fastest
+from tvmconv.benchmarks.prebuild import (
+    ArchivedKernel,
+    identify,
+    measure_kernels,
+    read_archives,
+    read_configs,
+    select_fastest,
+)
 from tvmconv.cli import options, output
 from tvmconv.cli.errors import UsageError
 from tvmconv.cli.progress import progress_line
 from tvmconv.compiler.executable import Executable
 from tvmconv.devices import Device, sharing
+from tvmconv.devices.device import TurnTimer
 from tvmconv.errors import Error
 from tvmconv.experiments.provenance import describe_provenance
 from tvmconv.experiments.run import exceeds_cache
 from tvmconv.files import read_bytes
 from tvmconv.logs.log import Log
 from tvmconv.measure.reference_data import ProblemPrefetcher
-from tvmconv.measure.timing_rounds import measure_in_rounds
+from tvmconv.measure.timing_rounds import measure_in_rounds, time_in_turns
 from tvmconv.measure.workers.pool import keep_workers_alive, prestart_workers
 from tvmconv.reports.tables import EMPTY_CELL, Table, format_micros, format_significant
 from tvmconv.search.options import TuneOptions
 from tvmconv.search.task_scheduler import tune_tasks
 from tvmconv.verification import Problem
 from tvmconv.workloads import Conv, Layer, Workload, dtypes, parse
+from tvmconv.workloads.epilogue import QUANTIZE
 from tvmconv.workloads.layout import CHANNELS_LAST, UNIFORM_LAYOUTS
 from tvmconv.workloads.suites import write_suite
 
@@ -59,6 +73,7 @@ SECTION = "eight-bits"  # of pages, and name of the files
 FLOAT16, CUDNN = "f16", "cuDNN f16"
 EIGHT_BIT_TEXTS = tuple(dtypes.DTYPES[name].text for name in dtypes.EIGHT_BIT_DTYPES)
 DEFAULT_DTYPES = (dtypes.FLOAT8_E4M3.text, dtypes.INT8.text)
+QUANTIZED_SUFFIX = ", 8-bit results"
 NUM_FINALISTS = 2  # fastest kernels of an archive, which are timed again to choose one
 # Picks of cuDNN: by its heuristics, and by trials of its first algorithms. Trials of all take seconds for a layer, and
 # seldom find a faster one (`tvmconv.baselines.cudnn`).
@@ -67,7 +82,21 @@ NEAR_RATIO = 1.15  # layouts within this factor of the fastest first pick of cuD
 
 VERIFY = "auto"  # which outputs are verified
 
+
+@dataclass(frozen=True)
+class TurnClock:
+    """A clock of a kernel or of a library's call, which can also be timed in turns with others."""
+
+    time: Clock
+    open_timer: Callable[[], AbstractContextManager[TurnTimer] | None]
+
+    def __call__(self, seconds: float) -> float:
+        """Return the median seconds of a launch, timed alone for about `seconds`."""
+        return self.time(seconds)
+
+
 Candidate = tuple[Clock, str]  # clock of a kernel, and its schedule and config
+Arrays = Sequence[NDArray[Any]]
 
 
 @dataclass
@@ -78,6 +107,12 @@ class EightBitTimes:
     seconds: dict[str, float] = field(default_factory=dict)  # by dtype, after the library's name for a library
     kernels: dict[str, str] = field(default_factory=dict)  # our fastest kernel by dtype: schedule and config
     failures: list[str] = field(default_factory=list)
+    quantized: bool = False  # whether results of 8-bit kernels have 8 bits, in place of float16
+
+    @property
+    def title(self) -> str:
+        """Return the convolution, and the type of the results if they have 8 bits, for a table."""
+        return f"`{self.workload}`{QUANTIZED_SUFFIX if self.quantized else ''}"
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
@@ -98,6 +133,8 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--configs", nargs="+", type=Path, metavar="FILE", help=text)
     text = "Number of processes that compile the kernels of --configs"
     options.add_option(parser, "--workers", "N", text, type=options.parse_workers, default=4)
+    text = "Store results of 8-bit kernels in 8 bits, in place of float16."
+    parser.add_argument("--quantized-results", action="store_true", help=text)
     text = "Suite (.json) to write the workloads of all dtypes to for bench prebuild build, without measurements."
     parser.add_argument("--write-suite", type=Path, metavar="FILE", help=text)
     add_device(parser)
@@ -111,7 +148,8 @@ def run(args: argparse.Namespace) -> int:
         raise UsageError("expected convolutions to measure, or --from FILE")
     names = tuple(args.dtype or DEFAULT_DTYPES)
     if args.write_suite:
-        variants = [make_variant(w, text) for w in list_batches(args) for text in (FLOAT16, *names)]
+        texts, quantized = (FLOAT16, *names), args.quantized_results
+        variants = [make_variant(w, text, quantized=quantized) for w in list_batches(args) for text in texts]
         write_suite([Layer(w.text, w, 1) for w in variants], args.write_suite)
         return 0
     if args.files:
@@ -166,8 +204,8 @@ def read_times(file: Path) -> tuple[list[EightBitTimes], str]:
 def read_all_times(files: Sequence[Path]) -> tuple[list[EightBitTimes], str]:
     """Return the times of several files by size of the batch, and their provenances."""
     pairs = [read_times(file) for file in files]
-    by_workload = {times.workload: times for measured, _ in pairs for times in measured}
-    in_order = sorted(by_workload.values(), key=lambda times: parse_conv(times.workload).N)
+    by_title = {times.title: times for measured, _ in pairs for times in measured}
+    in_order = sorted(by_title.values(), key=lambda times: (times.quantized, parse_conv(times.workload).N))
     return in_order, "\n\n".join(dict.fromkeys(provenance for _, provenance in pairs))
 
 
@@ -176,13 +214,17 @@ def vary(w: Conv, **changes: Any) -> Conv:
     return type(w)(**{**vars(w), **changes})
 
 
-def make_variant(w: Conv, text: str) -> Conv:
-    """Return a convolution in a dtype, channels last, with results in float16; sums of 8-bit operands are scaled."""
+def make_variant(w: Conv, text: str, *, quantized: bool = False) -> Conv:
+    """Return a convolution in a dtype, channels last, with results in float16.
+
+    Sums of 8-bit operands are scaled, and rounded to results of the operands' type if `quantized`.
+    """
     dtype = dtypes.DTYPES_BY_TEXT[text]
-    if not dtype.has_8_bits:
-        return vary(w, dtype=dtype.name, layout=CHANNELS_LAST, epilogue=(), out_dtype="")
-    out_dtype = dtypes.FLOAT16.name
-    return vary(w, dtype=dtype.name, layout=CHANNELS_LAST, epilogue=("scale",), out_dtype=out_dtype)
+    changes = {"dtype": dtype.name, "layout": CHANNELS_LAST, "epilogue": (), "out_dtype": "", "weight_dtype": ""}
+    if dtype.has_8_bits:
+        changes |= {"epilogue": ("scale", QUANTIZE)} if quantized else {"epilogue": ("scale",)}
+        changes |= {} if quantized else {"out_dtype": dtypes.FLOAT16.name}
+    return vary(w, **changes)
 
 
 def measure_layers(
@@ -196,21 +238,25 @@ def measure_layers(
     if args.archive or args.configs:
         yield from _measure_prepared(layers, names, device, args, Log(log))
         return
-    workloads: dict[Workload, float] = {make_variant(w, text): 1.0 for w in layers for text in (FLOAT16, *names)}
+    make = functools.partial(make_variant, quantized=args.quantized_results)
+    workloads: dict[Workload, float] = {make(w, text): 1.0 for w in layers for text in (FLOAT16, *names)}
     tune_options = TuneOptions(seconds=args.seconds, log=log, measure_baseline=False)
     with keep_workers_alive(starts_fork_server=True):
         prestart_workers(tune_options.workers, [device])
         searches = tune_tasks(workloads, [device], replace(tune_options, counts_from_ready_workers=True))
         for number, w in enumerate(layers, 1):
-            half = make_variant(w, FLOAT16)
-            times, candidates, cold = EightBitTimes(half.text), {}, exceeds_cache(half, device)
+            half = make(w, FLOAT16)
+            times, candidates = EightBitTimes(half.text, quantized=args.quantized_results), {}
+            cold = exceeds_cache(half, device)
             for text in (FLOAT16, *names):
                 try:
                     candidates[text] = [search_layout(*next(searches), device, cold)]
                 except Error as error:
                     times.failures.append(f"{text}: {error}")
+            inputs = {text: Problem(make(w, text)).inputs for text in (FLOAT16, *names)}
             with ExitStack() as stack:
-                yield measure_layer(times, candidates, names, device, f"{number} of {len(layers)}, {w.text}, ", stack)
+                heading = f"{number} of {len(layers)}, {w.text}, "
+                yield measure_layer(times, candidates, names, device, heading, stack, inputs)
 
 
 def _measure_prepared(
@@ -218,21 +264,38 @@ def _measure_prepared(
 ) -> Iterator[EightBitTimes]:
     """Yield the times of each convolution with the kernels of archives and lists, without a search."""
     problems, texts = ProblemPrefetcher(), (FLOAT16, *names)
-    variants = [make_variant(w, text) for w in layers for text in texts]
+    make = functools.partial(make_variant, quantized=args.quantized_results)
+    load_libraries(device)
+    variants = [make(w, text) for w in layers for text in texts]
     with closing(make_builder(args, variants, device)) as builder:
         for number, w in enumerate(layers, 1):
-            times, candidates = EightBitTimes(make_variant(w, FLOAT16).text), dict[str, list[Candidate]]()
+            times = EightBitTimes(make(w, FLOAT16).text, quantized=args.quantized_results)
+            candidates, inputs = dict[str, list[Candidate]](), dict[str, Arrays]()
             with ExitStack() as stack:
                 for text in texts:
+                    variant = make(w, text)
+                    problem = problems.get(variant, VERIFY)
+                    inputs[text] = problem.inputs
                     try:
-                        candidates[text] = list_prepared(make_variant(w, text), builder, device, log, problems)
+                        candidates[text] = list_prepared(problem, builder.get_kernels(variant), device, log)
                     except Error as error:
                         times.failures.append(f"{text}: {error}")
                 for variant in variants[number * len(texts) :][: len(texts)]:  # of the next convolution
                     problems.prefetch(variant, VERIFY)
                 with sharing.hold_gpu():
-                    measure_layer(times, candidates, names, device, f"{number} of {len(layers)}, {w.text}, ", stack)
+                    heading = f"{number} of {len(layers)}, {w.text}, "
+                    measure_layer(times, candidates, names, device, heading, stack, inputs)
             yield times
+
+
+def load_libraries(device: Device) -> None:
+    """Have cuDNN and cuBLAS load their code, which takes seconds, before this process has its turn at the GPU."""
+    half = parse_conv("conv2d:1x64x8x8,64x64x1x1,s1,p0,f16,nhwc")
+    with suppress(Error), ExitStack() as stack:
+        pick_library_calls(half, device, False, stack, Problem(half).inputs, num_algorithms=(2,))
+        for text in DEFAULT_DTYPES:
+            w = make_variant(half, text)
+            _pick_product(w, device, False, stack, Problem(w).inputs)
 
 
 def make_builder(args: argparse.Namespace, workloads: Sequence[Conv], device: Device) -> AheadBuilder:
@@ -245,15 +308,9 @@ def make_builder(args: argparse.Namespace, workloads: Sequence[Conv], device: De
     return AheadBuilder(entries, archived, args.workers)
 
 
-def list_prepared(
-    w: Conv,
-    builder: AheadBuilder,
-    device: Device,
-    log: Log,
-    problems: ProblemPrefetcher,
-) -> list[Candidate]:
+def list_prepared(problem: Problem, kernels: Sequence[ArchivedKernel], device: Device, log: Log) -> list[Candidate]:
     """Verify and time the kernels of a convolution, and return the clocks of the fastest ones."""
-    problem, kernels = problems.get(w, VERIFY), builder.get_kernels(w)
+    w = parse_conv(problem.workload.text)
     inputs, expected_output = problem.inputs, problem.expected_output  # which take a while, and no GPU
     with sharing.hold_gpu(), closing(device.create_benchmark(inputs, expected_output)) as benchmark:
         records = measure_kernels(w, kernels, device, benchmark, log)
@@ -264,7 +321,10 @@ def list_prepared(
 
     def make_clock(executable: Executable) -> Clock:
         kernel = device.load(executable)
-        return lambda seconds: kernel.time(problem.inputs, cold=cold, seconds=seconds).median
+        return TurnClock(
+            lambda seconds: kernel.time(inputs, cold=cold, seconds=seconds).median,
+            lambda: kernel.open_timer(inputs, cold=cold),
+        )
 
     return [(make_clock(executable), describe_entry(entry)) for entry, executable in fastest]
 
@@ -281,6 +341,7 @@ def measure_layer(
     device: Device,
     heading: str,
     stack: ExitStack,
+    inputs: Mapping[str, Arrays],
 ) -> EightBitTimes:
     """Time a convolution's kernels and the libraries in turn.
 
@@ -291,6 +352,7 @@ def measure_layer(
         device: Device to measure on.
         heading: Beginning of progress lines.
         stack: Context in which the libraries' calls stay.
+        inputs: Arguments of the convolution by dtype, float16 included.
     """
     half = parse_conv(times.workload)
     cold = exceeds_cache(half, device)
@@ -300,11 +362,12 @@ def measure_layer(
     on_progress = stack.enter_context(progress_line(heading))
     on_progress("libraries")
     try:
-        clocks |= {(CUDNN, layout): clock for layout, clock in pick_library_calls(half, device, cold, stack).items()}
+        picks = pick_library_calls(half, device, cold, stack, inputs[FLOAT16])
+        clocks |= {(CUDNN, layout): clock for layout, clock in picks.items()}
     except Error as error:
         times.failures.append(f"{CUDNN}: {error}")
     for text in names:
-        if clock := _pick_product(make_variant(half, text), device, cold, stack):
+        if clock := _pick_product(make_variant(half, text), device, cold, stack, inputs[text]):
             clocks[f"cuBLAS {text}", ""] = clock
     on_progress("timing")
     for text, pairs in candidates.items():
@@ -314,7 +377,7 @@ def measure_layer(
                 if kernel != kept:
                     del clocks[text, kernel]
     keys = [*clocks]
-    rounds = measure_in_rounds(keys, lambda picked: [clocks[key](ROUND_SECONDS) for key in picked], float)
+    rounds = measure_in_rounds(keys, lambda picked: time_together([clocks[key] for key in picked]), float)
     for (name, kernel), each in sorted(zip(keys, rounds, strict=True), key=lambda timed: -timed[1].median_measurement):
         times.seconds[name] = each.median_measurement  # the fastest one comes last
         if name in candidates:
@@ -322,21 +385,46 @@ def measure_layer(
     return times
 
 
-def pick_library_calls(half: Conv, device: Device, cold: bool, stack: ExitStack) -> dict[str, Clock]:
+def time_together(clocks: Sequence[Clock]) -> list[float]:
+    """Return the median seconds of launches in short turns, or one after another if some clock has no turns."""
+    openers = [clock.open_timer for clock in clocks if isinstance(clock, TurnClock)]
+    if len(openers) == len(clocks) > 1 and (timings := time_in_turns(openers, ROUND_SECONDS)):
+        return [timing.median for timing in timings]
+    return [clock(ROUND_SECONDS) for clock in clocks]
+
+
+def pick_library_calls(
+    half: Conv,
+    device: Device,
+    cold: bool,
+    stack: ExitStack,
+    arrays: Arrays,
+    num_algorithms: Sequence[int | None] = NUM_ALGORITHMS,
+) -> dict[str, Clock]:
     """Return the clock of cuDNN's fastest pick by its layout; the stack closes all picks.
 
     Layouts whose first pick takes more than `NEAR_RATIO` times as long as the fastest are not picked again.
+
+    Args:
+        half: The convolution in float16.
+        device: The GPU.
+        cold: Whether operands are not in L2.
+        stack: Context in which the picks stay.
+        arrays: Arguments of the convolution.
+        num_algorithms: Numbers of algorithms that cuDNN tries, in rounds; None for the choice of its heuristics.
     """
-    gpu, inputs = require_gpu(device, CUDNN), Problem(half).inputs
+    gpu = require_gpu(device, CUDNN)
+    torch_with_cudnn()
+    inputs = copy_to_gpu(arrays, gpu)
     picks, errors = dict[str, CudnnPickThread](), list[Error]()
     calls = [(layout, call) for layout in UNIFORM_LAYOUTS for call in list_calls_in_layout(half, layout)]
-    for num_algorithms in NUM_ALGORITHMS:
+    for count in num_algorithms:
         limit = NEAR_RATIO * min((pick.seconds for pick in picks.values()), default=math.inf)
         for layout, call in calls:
             if layout in picks and picks[layout].seconds > limit:
                 continue
             try:
-                pick = CudnnPickThread(half, call, inputs, gpu, cold=cold, num_algorithms=num_algorithms)
+                pick = CudnnPickThread(half, call, inputs, gpu, cold=cold, num_algorithms=count)
             except Error as error:
                 errors.append(error)
                 continue
@@ -351,7 +439,7 @@ def pick_library_calls(half: Conv, device: Device, cold: bool, stack: ExitStack)
 
 def make_pick_clock(pick: CudnnPickThread) -> Clock:
     """Return the clock of a pick of cuDNN."""
-    return lambda seconds: pick.time(seconds).median
+    return TurnClock(lambda seconds: pick.time(seconds).median, pick.open_timer)
 
 
 def parse_conv(text: str) -> Conv:
@@ -361,22 +449,24 @@ def parse_conv(text: str) -> Conv:
     return workload
 
 
-def _pick_product(w: Conv, device: Device, cold: bool, stack: ExitStack) -> Clock | None:
+def _pick_product(w: Conv, device: Device, cold: bool, stack: ExitStack, inputs: Arrays) -> Clock | None:
     """Return the clock of cuBLAS's product of a convolution; None if it is no product that PyTorch supports."""
     from tvmconv.baselines.cublas import time_cublas
 
     try:
-        timed = time_cublas(w, Problem(w).inputs, device=device, cold=cold, seconds=ROUND_SECONDS)
+        timed = time_cublas(w, inputs, device=device, cold=cold, seconds=ROUND_SECONDS)
     except Error:
         return None
     stack.callback(timed.close)
-    time_again = timed.time_again
-    return None if time_again is None else lambda seconds: time_again(seconds).median
+    time_again, open_timer = timed.time_again, timed.open_timer
+    if time_again is None or open_timer is None:
+        return None
+    return TurnClock(lambda seconds: time_again(seconds).median, open_timer)
 
 
 def list_notes(measured: Sequence[EightBitTimes]) -> list[str]:
     """Return the kernels of each layer, and what failed."""
-    kernels = [f"* `{t.workload}`, {text}: {kernel}" for t in measured for text, kernel in t.kernels.items()]
+    kernels = [f"* {t.title}, {text}: {kernel}" for t in measured for text, kernel in t.kernels.items()]
     failures = [f"{t.workload} failed: {line}" for t in measured for line in t.failures]
     return ["\n".join(kernels), *failures] if kernels else failures
 
@@ -394,7 +484,7 @@ def make_table(measured: Sequence[EightBitTimes], names: Sequence[str], *, has_m
     for times in measured:
         ratios = [_find_ratio(times.seconds, other, text) for text, other in compared]
         cells = [EMPTY_CELL if ratio is None else format_significant(ratio) for ratio in ratios]
-        rows.append((f"`{times.workload}`", *(format_micros(times.seconds.get(name)) for name in times_of), *cells))
+        rows.append((times.title, *(format_micros(times.seconds.get(name)) for name in times_of), *cells))
     for title, group in group_by_batch(measured).items() if has_mean else ():
         means = []
         for text, other in compared:
@@ -405,12 +495,16 @@ def make_table(measured: Sequence[EightBitTimes], names: Sequence[str], *, has_m
 
 
 def group_by_batch(measured: Sequence[EightBitTimes]) -> dict[str, list[EightBitTimes]]:
-    """Return the convolutions whose ratios have a mean, by the title of the mean: those of each batch size."""
-    groups: dict[int, list[EightBitTimes]] = {}
+    """Return the convolutions whose ratios have a mean, by the title of the mean: those of a batch size and a type."""
+    groups: dict[tuple[int, bool], list[EightBitTimes]] = {}
     for times in measured:
-        groups.setdefault(parse_conv(times.workload).N, []).append(times)
-    title = "geometric mean"
-    return {f"{title}, batch {size}" if len(groups) > 1 else title: group for size, group in groups.items()}
+        groups.setdefault((parse_conv(times.workload).N, times.quantized), []).append(times)
+    if len(groups) == 1:
+        return {"geometric mean": [*measured]}
+    return {
+        f"geometric mean, batch {size}{QUANTIZED_SUFFIX if quantized else ''}": group
+        for (size, quantized), group in groups.items()
+    }
 
 
 def _find_ratio(seconds: Mapping[str, float], other: str, text: str) -> float | None:

@@ -2,21 +2,24 @@
 
     tvmconv bench layer-table results/*-tuned.json
     tvmconv bench layer-table results/grouped-tuned.json --section grouped --update-page docs/gradient-measurements.md
+    tvmconv bench layer-table tuning_logs/*/gradients/*.json.gz --below 1.0
     tvmconv bench layer-table tuning_logs/*/gradients/*.json.gz --summary
     tvmconv bench layer-table tuning_logs/*/gradients/*.json.gz --networks tuning_logs/gradient-networks.json
 
 The table has the times of the tuned kernel and of each library, their shares of the physical limit, the speed-ups, and
 in its last line the geometric means. A workload of several files has the times of the newest run: that of the latest
 date, and on one date that of the largest number at the end of the file's name. If files are of several devices, a
-column names the device of each time. With --summary, the table has a line for each kind of layers, which is the name
-of its files without the word with which all begin, and without their numbers. With --networks, it has a line for each
-network of a suite whose layers are named NETWORK.NUMBER or NETWORK.NUMBER.GRADIENT. Times are those of the measured
-layers, each as often as the network has it, and their share is that of the limits of all layers.
+column names the device of each time. With --below X, only layers are listed whose speed-up is below X, the slowest
+first. With --summary, the table has a line for each kind of layers, which is the name of its files without the word
+with which all begin, and without their numbers. With --networks, it has a line for each network of a suite whose layers
+are named NETWORK.NUMBER or NETWORK.NUMBER.GRADIENT. Times are those of the measured layers, each as often as the
+network has it, and their share is that of the limits of all layers.
 """
 
 from __future__ import annotations
 
 import argparse
+import math
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -25,6 +28,7 @@ from pathlib import Path
 from tvmconv.benchmarks.common import show
 from tvmconv.cli import options
 from tvmconv.cli.errors import UsageError
+from tvmconv.errors import Error
 from tvmconv.experiments.results import PREDICTED, TUNED, UNTUNED, Result
 from tvmconv.experiments.sweep import Sweep
 from tvmconv.reports.library_comparison import format_mean, list_compared_names, make_comparison_table
@@ -46,6 +50,8 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     lines.add_argument("--summary", action="store_true", help="Print a line for each kind of layers.")
     text = "Print a line for each network of this suite."
     lines.add_argument("--networks", type=Path, metavar="FILE", help=text)
+    text = "List only the layers whose speed-up over a library is below X, without means."
+    parser.add_argument("--below", type=options.parse_positive, metavar="X", help=text)
     text = "Name the versions once for all runs on a device."
     parser.add_argument("--short-legend", action="store_true", help=text)
     options.add_page(parser)
@@ -66,9 +72,15 @@ def run(args: argparse.Namespace) -> int:
         table, legend = make_networks_table(results, read_suite(args.networks)), NETWORKS_LEGEND
     else:
         newest = keep_newest(sweeps)
+        if args.below is not None:
+            newest = list_slow_layers(newest, args.below)
+        if not newest:
+            raise Error(f"no layer has a speed-up below {args.below:g}")
         provenances = list(dict.fromkeys(sweep.provenance for sweep in newest))
         provenance = "\n\n".join(merge_provenances(provenances) if args.short_legend else provenances)
         table, legend = make_layer_table(newest), f"Median times. {provenance}"
+        if args.below is not None:
+            table = replace(table, rows=table.rows[:-1])  # the means would be of slow layers
     show(table, args, args.section, legend)
     return 0
 
@@ -90,6 +102,19 @@ def keep_newest(sweeps: dict[Path, Sweep]) -> list[Sweep]:
             labels, results = map(list, zip(*labeled, strict=True))
             kept.append(Sweep(sweep.name, labels, results, sweep.provenance))
     return kept
+
+
+def list_slow_layers(sweeps: Sequence[Sweep], max_speedup: float) -> list[Sweep]:
+    """Return a sweep for each layer whose kernel is less than `max_speedup` times as fast as a library, the slowest
+    first.
+    """
+    speedups: list[tuple[float, Sweep]] = []
+    for sweep in sweeps:
+        for label, result in sweep.labeled_results:
+            known = [result.compute_speedup(TUNED, name) or math.inf for name in list_compared_names(sweep)]
+            one_layer = Sweep(sweep.name, [label], [result], sweep.provenance)
+            speedups.append((min(known, default=math.inf), one_layer))
+    return [sweep for speedup, sweep in sorted(speedups, key=lambda pair: pair[0]) if speedup < max_speedup]
 
 
 def merge_provenances(provenances: Sequence[str]) -> list[str]:

@@ -29,5 +29,5 @@ def make_16_bit_equivalent(workload: Workload) -> Conv | None:
             return None
         channels //= 2
     epilogue = tuple(operation for operation in workload.epilogue if operation not in REMOVED_OPERATIONS)
-    changes = {"C": channels, "dtype": FLOAT16.name, "epilogue": epilogue, "out_dtype": ""}
+    changes = {"C": channels, "dtype": FLOAT16.name, "epilogue": epilogue, "out_dtype": "", "weight_dtype": ""}
     return type(workload)(**{**vars(workload), **changes})

@@ -24,7 +24,7 @@ from tvmconv.experiments.preparation import PreparedExperiment
 from tvmconv.experiments.results import PREDICTED, UNTUNED, Result, ResultRow
 from tvmconv.kernel import resolve_device
 from tvmconv.logs.ranking import LogPaths
-from tvmconv.measure.timing_rounds import NUM_ROUNDS, TimingRounds, measure_in_rounds
+from tvmconv.measure.timing_rounds import NUM_ROUNDS, TimingRounds, measure_in_rounds, time_in_turns
 from tvmconv.predicted_kernel import fastest_default_name
 from tvmconv.space import Value
 from tvmconv.tvm_import import import_tvm
@@ -33,8 +33,6 @@ from tvmconv.workloads import Workload
 from tvmconv.workloads.registry import as_workload
 
 NUM_QUANTILES = 21
-NUM_TURNS = 6  # of each row in a round, if rows can be timed in turns
-NUM_WARM_UP_TURNS = 3  # turns before them, which do not count
 
 ProgressCallback = Callable[[str], None]
 
@@ -346,27 +344,17 @@ class _Benchmark:
         return not self.is_cold and self.device.is_location_relevant(sum(self._array_sizes))
 
     def _time_in_turns(self, entries: Sequence[_TimingEntry], round_number: int) -> list[Timing | Error] | None:
-        """Time rows in short turns; None if there is one row, or if some row cannot be timed so, or fails.
-
-        A GPU at its power limit changes its clock for some tenths of a second after a kernel that draws much power.
-        """
+        """Time rows in short turns; None if there is one row, or if some row cannot be timed so, or fails."""
         if len(entries) < 2:
             return None
         self.on_progress(f"round {round_number}: timing in turns")
-        with ExitStack() as stack:
-            try:
-                timers: list[TurnTimer] = []
-                for entry in entries:
-                    block = entry.open_timer()
-                    if block is None:
-                        return None
-                    timers.append(stack.enter_context(block))
-                for turn in range(-NUM_WARM_UP_TURNS, NUM_TURNS):
-                    for timer in timers:
-                        timer.take_turn(self.round_seconds / NUM_TURNS, counts=turn >= 0)
-                return [timer.finish() for timer in timers]
-            except Error:
-                return None  # the row is timed alone, and fails again
+        try:
+            timings: Sequence[Timing | Error] | None = time_in_turns(
+                [entry.open_timer for entry in entries], self.round_seconds
+            )
+        except Error:
+            return None  # the row is timed alone, and fails again
+        return None if timings is None else [*timings]
 
     def _time_once(self, entry: _TimingEntry, round_number: int) -> Timing | Error:
         assert entry.time

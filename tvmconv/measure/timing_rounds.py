@@ -8,14 +8,17 @@ from __future__ import annotations
 
 import math
 import statistics
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import AbstractContextManager, ExitStack
 from dataclasses import dataclass
 from typing import Generic, TypeVar
 
-from tvmconv.devices.device import LONG_LAUNCH_SECONDS
+from tvmconv.devices.device import LONG_LAUNCH_SECONDS, Timing, TurnTimer
 
 NUM_ROUNDS = 3  # rounds of a comparison
 MAX_EXTRA_ROUNDS = 3  # further rounds of kernels whose rounds disagree
+NUM_TURNS = 6  # of each kernel in a round, if kernels can be timed in turns
+NUM_WARM_UP_TURNS = 3  # turns before them, which do not count
 MAX_DEVIATION = 0.10  # largest relative deviation from the median of the rounds at which a round agrees
 
 K = TypeVar("K")
@@ -80,6 +83,30 @@ def measure_in_rounds(
         TimingRounds(tuple(measurements), tuple(list_seconds(n)), _is_stable(list_seconds(n), num_rounds))
         for n, measurements in enumerate(measurements_by_key)
     ]
+
+
+def time_in_turns(
+    openers: Iterable[Callable[[], AbstractContextManager[TurnTimer] | None]], seconds: float
+) -> list[Timing] | None:
+    """Time kernels in short turns, so that all of them have the same clocks; None if some kernel has no such timer.
+
+    A GPU at its power limit changes its clock for some tenths of a second after a kernel that draws much power.
+
+    Args:
+        openers: Functions that open the timer of a kernel, or return None if there is none.
+        seconds: Time of each kernel in all turns that count.
+    """
+    with ExitStack() as stack:
+        timers: list[TurnTimer] = []
+        for opener in openers:
+            block = opener()
+            if block is None:
+                return None
+            timers.append(stack.enter_context(block))
+        for turn in range(-NUM_WARM_UP_TURNS, NUM_TURNS):
+            for timer in timers:
+                timer.take_turn(seconds / NUM_TURNS, counts=turn >= 0)
+        return [timer.finish() for timer in timers]
 
 
 def _find_agreeing_rounds(seconds: Sequence[float]) -> list[int]:

@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 from tvmconv.errors import WorkloadError
 from tvmconv.workloads import dtypes, epilogue, parse
 from tvmconv.workloads.conv_operator import ConvOperator
+from tvmconv.workloads.quantization import WEIGHT_PREFIX
 from tvmconv.workloads.text import join_sizes
 
 Shape = tuple[int, ...]
@@ -144,7 +145,9 @@ def make_quantized_convolution(
         ndim = len(weight) - 2
         sizes = zip(x[2:], (*padding, *padding)[:ndim], (*padding, *padding)[ndim : 2 * ndim], strict=True)
         x, padding = (*x[:2], *(sum(each) for each in sizes)), (0,) * ndim
-    options = (f"out-{dtypes.DTYPES[out_dtype].text}", "scale")
+    options = [f"out-{dtypes.DTYPES[out_dtype].text}", "scale"]
+    if formats[1].dtype != formats[0].dtype:
+        options.insert(0, f"{WEIGHT_PREFIX}{dtypes.DTYPES[formats[1].dtype].text}")
     return make_convolution(x, weight, padding=padding, dtype=formats[0].dtype, options=options, **how)
 
 

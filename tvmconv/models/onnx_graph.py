@@ -50,6 +50,7 @@ from tvmconv.models.onnx_nodes import (
     read_equal_numbers,
 )
 from tvmconv.workloads.conv_operator import ConvOperator
+from tvmconv.workloads.dtypes import FLOAT8_DTYPES
 from tvmconv.workloads.text import quote
 
 MAX_MESSAGE_BYTES = (1 << 31) - 1  # limit of protobuf
@@ -308,7 +309,8 @@ class _GraphTranslator:
     def _is_computed_in_8_bits(self, node: NodeProto, x: QuantizedFormat, weight: QuantizedFormat) -> bool:
         """Return whether kernels of 8-bit operands compute a convolution of dequantized tensors."""
         is_constant = node.input[1] in self.graph.constants
-        return is_constant and node.op_type == "Conv" and x.dtype == weight.dtype and not weight.zero_point
+        has_products = x.dtype == weight.dtype or {x.dtype, weight.dtype} <= {*FLOAT8_DTYPES}
+        return is_constant and node.op_type == "Conv" and has_products and not weight.zero_point
 
     def _make_qlinear_workload(self, node: NodeProto) -> ConvOperator:
         x, _, x_zero, weight, _, weight_zero, _, y_zero = node.input[:8]

@@ -32,6 +32,8 @@ class Conv(ConvOperator):
     # Element type of Y, and of arguments like Y, if operands have 8 bits. The empty text stands for the default of
     # `quantization.select_output_dtype`, and for the type of other operands.
     out_dtype: str
+    # Dtype of K if it and X are 8-bit floats of different types. The empty text stands for that of X.
+    weight_dtype: str
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -39,6 +41,9 @@ class Conv(ConvOperator):
             raise WorkloadError(
                 f"{dtypes.DTYPES[self.dtype].text}: expected no options c and up with operands of 8 bits"
             )
+        if self.weight_dtype:
+            quantization.validate_weight(self.dtype, self.weight_dtype)
+            object.__setattr__(self, "weight_dtype", self.weight_dtype if self.weight_dtype != self.dtype else "")
         if dtypes.DTYPES[self.dtype].has_8_bits:
             num_products = math.prod(self.weight_shape[1:])
             quantization.validate_output(self.dtype, self.epilogue, self.output_dtype, num_products)
@@ -48,6 +53,17 @@ class Conv(ConvOperator):
             accepted = ", ".join(dtypes.DTYPES[name].text for name in dtypes.EIGHT_BIT_DTYPES)
             option = f"out_dtype={quote(self.out_dtype)}" if self.out_dtype else f"epilogue={ops[0]!r}"
             raise WorkloadError(f"{option}: expected operands of {accepted}, not {dtypes.DTYPES[self.dtype].text}")
+
+    @property
+    def operand_dtypes(self) -> tuple[str, str]:
+        """Types in which X and K are multiplied, two of `dtypes.DTYPES`.
+
+        Example:
+            >>> import tvmconv as tc
+            >>> tc.parse("conv2d:1x16x8x8,16x16x3x3,s1,p1,weight-e5m2,e4m3").operand_dtypes
+            ('float8_e4m3fn', 'float8_e5m2')
+        """
+        return self.dtype, self.weight_dtype or self.dtype
 
     @property
     def output_dtype(self) -> str:
@@ -69,7 +85,8 @@ class Conv(ConvOperator):
             self.output_dtype if operation.argument_kind == "output" else dtypes.ACCUMULATOR
             for operation in self.argument_ops
         )
-        return *(self.storage,) * self.num_operands, *read, self.output_dtype
+        cache = (self.storage,) * (self.num_operands - 2)
+        return self.storage, self.weight_storage, *cache, *read, self.output_dtype
 
     @property
     def tolerance(self) -> float:
@@ -94,12 +111,18 @@ class Conv(ConvOperator):
         options = {stored: text for text, stored in quantization.OUT_DTYPES.items()}
         cached = [f"c{self.cached_frames}"] if self.cached_frames else []
         upsampled = [f"up{format_sizes(self.upsample)}"] if max(self.upsample) > 1 else []
-        return [*cached, *upsampled, *([options[self.out_dtype]] if self.out_dtype else [])]
+        output = [options[self.out_dtype]] if self.out_dtype else []
+        weight = [f"{quantization.WEIGHT_PREFIX}{dtypes.DTYPES[self.weight_dtype].text}"] if self.weight_dtype else []
+        return [*cached, *upsampled, *output, *weight]
 
     @classmethod
     def _parse_option(cls, piece: str) -> tuple[str, Any]:
         if piece in quantization.OUT_DTYPES:
             return "out_dtype", quantization.OUT_DTYPES[piece]
+        if piece in quantization.WEIGHT_DTYPES:
+            return "weight_dtype", quantization.WEIGHT_DTYPES[piece]
+        if piece.startswith(quantization.WEIGHT_PREFIX):
+            raise WorkloadError(f"{quote(piece)}: expected one of {', '.join(quantization.WEIGHT_DTYPES)}")
         if piece.startswith(quantization.OUT_PREFIX):
             raise WorkloadError(f"{quote(piece)}: expected one of {', '.join(quantization.OUT_DTYPES)}")
         return super()._parse_option(piece)

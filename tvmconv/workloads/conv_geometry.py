@@ -134,6 +134,16 @@ class ConvGeometry(Workload):
         object.__setattr__(self, name, numbers[0] if is_scalar else numbers)
 
     @property
+    def operand_dtypes(self) -> tuple[str, str]:
+        """Types in which X and K are multiplied, two of `dtypes.DTYPES`."""
+        return self.dtype, self.dtype
+
+    @property
+    def weight_storage(self) -> str:
+        """Element type of K in memory."""
+        return dtypes.DTYPES[self.operand_dtypes[1]].storage
+
+    @property
     def spatial_ndim(self) -> int:
         """Number of spatial axes."""
         return len(self.SPACE)

@@ -61,7 +61,8 @@ class ConvOperator(ConvGeometry):
             >>> x.shape, k.shape, str(x.dtype)
             ((1, 4, 8, 8), (6, 4, 3, 3), 'float32')
         """
-        rounding_dtypes = [*[self.dtype] * self.num_operands, *self.argument_dtypes[self.num_operands : -1]]
+        cache = [self.dtype] * (self.num_operands - 2)
+        rounding_dtypes = [*self.operand_dtypes, *cache, *self.argument_dtypes[self.num_operands : -1]]
         arrays = list(zip(self.argument_shapes, rounding_dtypes, strict=False))
         if not self.returns_stats:
             return self._fit_inputs(random_inputs.draw_normal(seed, arrays))

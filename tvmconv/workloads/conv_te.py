@@ -137,7 +137,8 @@ def declare_products(w: ConvGeometry, images: te.Tensor, filters: te.Tensor) -> 
         input_position = (i * s + r * d for i, s, r, d in zip(position, w.stride, taps, w.dilation, strict=True))
         x, k = images(n, g, rc, *input_position), filters(g, o, rc, *taps)
         if accumulator == ACCUMULATOR:
-            x, k = (quantization.widen_operand(operand, w.dtype) for operand in (x, k))
+            pairs = zip((x, k), w.operand_dtypes, strict=True)
+            x, k = (quantization.widen_operand(operand, dtype) for operand, dtype in pairs)
         return te.sum(x.astype(accumulator) * k.astype(accumulator), axis=[rc, *taps])
 
     shape = (w.N, w.groups, w.O // w.groups, *w.output_size)

@@ -60,6 +60,9 @@ OUT_DTYPES = {
         *((dtypes.DTYPES[name].text, name) for name in dtypes.EIGHT_BIT_DTYPES),
     )
 }
+WEIGHT_PREFIX = "weight-"  # of the option that names the type of the weight
+# Types of the weight of workloads of 8-bit floats, by the text of the option.
+WEIGHT_DTYPES = {f"{WEIGHT_PREFIX}{dtypes.DTYPES[name].text}": name for name in dtypes.FLOAT8_DTYPES}
 # Smallest and largest finite number of the 8-bit types; larger results saturate.
 LIMITS = {"int8": (-128.0, 127.0), "float8_e4m3fn": (-448.0, 448.0), "float8_e5m2": (-57344.0, 57344.0)}
 ROUNDING_SHIFT = 1.25 * 2.0**23  # float32 numbers near it are integers; OpenCL text has its 7 digits
@@ -93,6 +96,14 @@ def select_output_dtype(dtype: str, epilogue: tuple[str, ...]) -> str:
     if QUANTIZE in epilogue:
         return dtype
     return "int32" if dtype == dtypes.INT8.name and not epilogue else "bfloat16"
+
+
+def validate_weight(dtype: str, weight_dtype: str) -> None:
+    """Raise WorkloadError for a weight of another type than that of the input, unless both are 8-bit floats."""
+    if weight_dtype == dtype or {dtype, weight_dtype} <= {*dtypes.FLOAT8_DTYPES}:
+        return
+    accepted = " and ".join(dtypes.DTYPES[name].text for name in dtypes.FLOAT8_DTYPES)
+    raise WorkloadError(f"weight_dtype={quote(weight_dtype)}: expected {accepted} for types that differ")
 
 
 def validate_output(dtype: str, epilogue: tuple[str, ...], out_dtype: str, num_products: int) -> None:

@@ -5,6 +5,9 @@ search has only the longest one whose error is bounded. Longer ones, and 0 for n
 
 The knob `promotion_buffers` is the number of sets of accumulators of a warpgroup. Of two sets, one is promoted while
 the wgmmas of the other run.
+
+The knob `promotion_order` says when the warpgroups of a tile promote: all at the same time, or in turn, one while the
+wgmmas of the others run.
 """
 
 from __future__ import annotations
@@ -20,11 +23,13 @@ from tvmconv.workloads.quantization import MAX_ACCUMULATION_ERROR, bound_accumul
 
 from ..tile_config import Rule
 
-KNOB, BUFFERS_KNOB = "promotion_interval", "promotion_buffers"
+KNOB, BUFFERS_KNOB, ORDER_KNOB = "promotion_interval", "promotion_buffers", "promotion_order"
 PROMOTION_INTERVALS = (192, 128, 256, 512, 1024, 0)  # the first one is the default, and the only one of a search
 MAX_PRODUCTS = PROMOTION_INTERVALS[0]
 assert bound_accumulation_error(MAX_PRODUCTS) <= MAX_ACCUMULATION_ERROR
 PROMOTION_BUFFERS = (1, 2)
+SIMULTANEOUS, ALTERNATING = "simultaneous", "alternating"
+PROMOTION_ORDERS = (SIMULTANEOUS, ALTERNATING)
 
 
 def has_eight_bits(w: Conv) -> bool:

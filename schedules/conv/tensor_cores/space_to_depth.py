@@ -46,6 +46,8 @@ def split_filter_height(w: Conv) -> Conv:
     return Conv3d(
         *(w.N, w.C, w.H // w.R, w.R, w.W, w.O, 1, w.R, w.S, (1, 1, w.stride[1]), padding, (1, 1, w.dilation[1])),
         *(w.groups, w.dtype, w.layout, w.epilogue),
+        out_dtype=w.out_dtype,
+        weight_dtype=w.weight_dtype,
     )
 
 

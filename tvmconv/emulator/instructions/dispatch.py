@@ -119,19 +119,19 @@ def _translate_mma(node: Any, translator: TirTranslator) -> StatementCode:
     description = f"mma {size} of {', '.join(dtype_names)}"
     if (a_layout, b_layout, dtype_names[2]) != ("row", "col", "fp32"):
         raise AnalysisError(f"{description} is not supported by the emulator")
-    shape = find_shape(size, {names.get(kind, kind) for kind in dtype_names[:2]}, description)
+    shape = find_shape(size, [names.get(kind, kind) for kind in dtype_names[:2]], description)
     op = Instruction(PtxCall("mma", tuple(node.args[6:12])), translator)
     a, b, c = (_resolve_registers(op, index) for index in (0, 2, 4))
     state = op.state
 
-    def read_elements(registers: RegisterBuffer, first: int, count: int, lanes: Any) -> Any:
+    def read_elements(registers: RegisterBuffer, first: int, count: int, lanes: Any, operand: int) -> Any:
         num_elements = count * 4 // registers.data.dtype.itemsize
         if not 0 <= first <= len(registers.data) - num_elements:
             raise ExecutionError(f"out of bounds: element {first} of {registers.name}, which has {len(registers.data)}")
         data = registers.data[first : first + num_elements, lanes]
         if num_elements > count:
-            return data.view(get_numpy_dtype(shape.dtype)).astype(np.float32)
-        return decode_elements(shape, data.view(np.uint32))
+            return data.view(get_numpy_dtype(shape.dtypes[operand])).astype(np.float32)
+        return decode_elements(shape, data.view(np.uint32), operand)
 
     def multiply(mask: Mask) -> None:
         lanes = state.require_whole_warps(mask)
@@ -139,8 +139,8 @@ def _translate_mma(node: Any, translator: TirTranslator) -> StatementCode:
         notify_arithmetic(state, shape, lanes)
         rows = np.zeros((4, len(lanes)), np.uint32)
         if state.is_checked:
-            a_elements = read_elements(a, a_first, shape.num_a_registers, lanes)
-            b_elements = read_elements(b, b_first, shape.num_b_registers, lanes)
+            a_elements = read_elements(a, a_first, shape.num_a_registers, lanes, 0)
+            b_elements = read_elements(b, b_first, shape.num_b_registers, lanes, 1)
             rows = multiply_fragments(shape, a_elements, b_elements, c.data[c_first : c_first + 4, lanes])
         for i, bits in enumerate(rows):
             write_bits(c, c_first + i, lanes, bits, all_lanes=mask is None)

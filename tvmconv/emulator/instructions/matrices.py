@@ -5,6 +5,7 @@ Source: PTX ISA, "Warp Level Matrix Multiply-Accumulate Instructions".
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -108,7 +109,7 @@ class MmaShape:
     """Shape of an mma instruction, which computes D = A · B + C with one warp; m is 16 and n is 8."""
 
     k: int  # length of the reduction
-    dtype: str  # type of the operands in the multiplication
+    dtypes: tuple[str, str]  # types of A and B in the multiplication
     elements_per_register: int  # number of operand elements per 32-bit register
 
     @property
@@ -132,22 +133,34 @@ _SHAPES = {
 }
 
 
-def find_shape(text: str, dtype_names: set[str], description: str) -> MmaShape:
-    """Return the instruction of a shape such as `m16n8k16` whose operands have one type such as `f16`."""
-    if len(dtype_names) != 1 or (text, *dtype_names) not in _SHAPES:
+_FLOAT8_OPERANDS = {name for name in _EIGHT_BIT_OPERANDS if name != "s8"}  # A and B may have different types
+
+
+def find_shape(text: str, dtype_names: Sequence[str], description: str) -> MmaShape:
+    """Return the instruction of a shape such as `m16n8k16` whose operands A and B have types such as `f16`."""
+    has_fitting_types = len({*dtype_names}) == 1 or {*dtype_names} <= _FLOAT8_OPERANDS
+    if not has_fitting_types or (text, dtype_names[0]) not in _SHAPES:
         raise AnalysisError(f"{description} is not supported by the emulator")
-    return MmaShape(int(text.rpartition("k")[2]), *_OPERANDS[dtype_names.pop()])
+    a_dtype, b_dtype = (_OPERANDS[name][0] for name in dtype_names)
+    return MmaShape(int(text.rpartition("k")[2]), (a_dtype, b_dtype), _OPERANDS[dtype_names[0]][1])
 
 
-def decode_elements(shape: MmaShape, bits: NDArray[Any]) -> NDArray[np.float32]:
-    """Return the elements in registers, of shape (elements, lanes), as float32 as they are multiplied."""
+def decode_elements(shape: MmaShape, bits: NDArray[Any], operand: int) -> NDArray[np.float32]:
+    """Return the elements in registers, of shape (elements, lanes), as float32 as they are multiplied.
+
+    Args:
+        shape: The instruction.
+        bits: The registers.
+        operand: 0 for elements of A, and 1 for those of B.
+    """
+    dtype = shape.dtypes[operand]
     if shape.elements_per_register == 1:  # tensor cores read only 10 bits of the mantissa of float32
         return (bits & np.uint32(0xFFFFE000)).view(np.float32)
     if shape.elements_per_register == 4:
         quarters = np.stack([bits >> np.uint32(8 * e) & np.uint32(0xFF) for e in range(4)], axis=1).astype(np.uint8)
-        return quarters.reshape(-1, bits.shape[1]).view(get_numpy_dtype(shape.dtype)).astype(np.float32)
+        return quarters.reshape(-1, bits.shape[1]).view(get_numpy_dtype(dtype)).astype(np.float32)
     halves = np.stack([bits & np.uint32(0xFFFF), bits >> np.uint32(16)], axis=1).astype(np.uint16)
-    return halves.reshape(-1, bits.shape[1]).view(get_numpy_dtype(shape.dtype)).astype(np.float32)
+    return halves.reshape(-1, bits.shape[1]).view(get_numpy_dtype(dtype)).astype(np.float32)
 
 
 def multiply_fragments(
@@ -163,7 +176,7 @@ def multiply_fragments(
     b = b.reshape(num_k_groups, packed, -1, 8, 4).transpose(2, 0, 4, 1, 3).reshape(-1, shape.k, 8)
     c = c.reshape(2, 2, -1, 8, 4).transpose(2, 0, 3, 4, 1).reshape(-1, 16, 8)
     d: NDArray[Any]
-    if shape.dtype == "int8":
+    if shape.dtypes[0] == "int8":
         d = add_integer_products(a, b.transpose(0, 2, 1), c.view(np.uint32))
     elif shape.elements_per_register == 4:
         d = add_float8_products(a, b.transpose(0, 2, 1), c)
@@ -186,13 +199,14 @@ def _mma(op: Instruction, mask: Mask) -> None:
     sums = "s32" if "s8" in dtype_names else "f32"
     if (a_layout, b_layout) != ("row", "col") or len(dtype_names) != 4 or dtype_names[::3] != [sums, sums]:
         raise op.unsupported()
-    shape = find_shape(size, set(dtype_names[1:3]), str(op))
+    shape = find_shape(size, dtype_names[1:3], str(op))
     num_a, num_b = shape.num_a_registers, shape.num_b_registers
     lanes = op.state.require_whole_warps(mask)
     notify_arithmetic(op.state, shape, lanes)
     if not op.state.is_checked:
         op.evaluate(4, num_a + num_b + 4, mask)
         return op.mark_written(4, mask)
-    a, b = (decode_elements(shape, op.read(*part, mask, 4)) for part in ((4, num_a), (4 + num_a, num_b)))
+    parts = enumerate(((4, num_a), (4 + num_a, num_b)))
+    a, b = (decode_elements(shape, op.read(*part, mask, 4), operand) for operand, part in parts)
     c = op.read(4 + num_a + num_b, 4, mask, 4).view(np.float32)
     op.write(mask, multiply_fragments(shape, a, b, c).T)

@@ -104,6 +104,7 @@ class Conv1d(Sizes1d, Conv):
         upsample: Factor of a nearest-neighbor upsampling of the input along each spatial axis, or one int for all axes;
             the upsampled input is not in memory. The default is 1.
         out_dtype: Type of Y if X and K have 8 bits; `tvmconv.workloads.quantization` has the defaults.
+        weight_dtype: Type of K if X and K are 8-bit floats of different types; the default is `dtype`.
 
     Raises:
         WorkloadError: A number is not an integer or out of range, or the numbers contradict each other.
@@ -119,6 +120,7 @@ class Conv1d(Sizes1d, Conv):
 
     upsample: tuple[int, ...] = (1,)
     out_dtype: str = ""
+    weight_dtype: str = ""
 
 
 @operator
@@ -149,6 +151,7 @@ class Conv2d(Sizes2d, Conv):
         upsample: Factor of a nearest-neighbor upsampling of the input along each spatial axis, or one int for all axes;
             the upsampled input is not in memory. The default is 1.
         out_dtype: Type of Y if X and K have 8 bits; `tvmconv.workloads.quantization` has the defaults.
+        weight_dtype: Type of K if X and K are 8-bit floats of different types; the default is `dtype`.
 
     Raises:
         WorkloadError: A number is not an integer or out of range, or the numbers contradict each other.
@@ -164,6 +167,7 @@ class Conv2d(Sizes2d, Conv):
 
     upsample: tuple[int, ...] = (1,)
     out_dtype: str = ""
+    weight_dtype: str = ""
 
 
 @operator
@@ -198,6 +202,7 @@ class Conv3d(Sizes3d, Conv):
         upsample: Factor of a nearest-neighbor upsampling of the input along each spatial axis, or one int for all axes;
             the upsampled input is not in memory. The default is 1.
         out_dtype: Type of Y if X and K have 8 bits; `tvmconv.workloads.quantization` has the defaults.
+        weight_dtype: Type of K if X and K are 8-bit floats of different types; the default is `dtype`.
 
     Raises:
         WorkloadError: A number is not an integer or out of range, or the numbers contradict each other.
@@ -215,6 +220,7 @@ class Conv3d(Sizes3d, Conv):
     cached_frames: int = 0
     upsample: tuple[int, ...] = (1,)
     out_dtype: str = ""
+    weight_dtype: str = ""
 
     @property
     def Z(self) -> int:  # noqa: N802  the field's own letter

@@ -42,6 +42,12 @@ class PipelineState:
         """Index of the stage before."""
         return T.Select(self.index == 0, self._stages - 1, self.index - 1)
 
+    def index_before(self, distance: int) -> Expr:
+        """Return the index of an earlier stage; the distance is at most the number of stages."""
+        if distance == 1:
+            return self.previous_index
+        return T.Select(self.index < distance, self.index + (self._stages - distance), self.index - distance)
+
     @property
     def phase(self) -> Expr:
         """Phase bit of the stage's barriers."""

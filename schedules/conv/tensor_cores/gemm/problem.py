@@ -126,7 +126,7 @@ def make_fprop(w: Conv, rows_per_copy: int, shares_taps: bool = False, input_box
     if input_box_pixels:
         pixels = math.prod(w.input_size)
         loader, major = ChannelsFirstPixels(w.storage, w.N, w.C, pixels, rows_per_image=pixels), Major.MN
-    filters = FilterMatrix(w.storage, w.O, w.kernel, shape.channels_per_group)
+    filters = FilterMatrix(w.weight_storage, w.O, w.kernel, shape.channels_per_group)
     return ConvProblem(
         shape,
         a=Operand(
@@ -137,21 +137,22 @@ def make_fprop(w: Conv, rows_per_copy: int, shares_taps: bool = False, input_box
             channels_per_group=shape.channels_per_group,
             contiguous_rows=input_box_pixels,
         ),
-        b=Operand("K", w.dtype, filters, rows_per_group=shape.n),
+        b=Operand("K", w.operand_dtypes[1], filters, rows_per_group=shape.n),
         c="Y",
         taps=(*w.kernel[:-1], 1) if shares_taps else w.kernel,
     )
 
 
-def make_filter_rows(w: Conv, shape: ImplicitGemmShape, pixels_per_copy: int) -> ConvProblem:
+def make_filter_rows(w: Conv, shape: ImplicitGemmShape, pixels_per_copy: int, shares_taps: bool) -> ConvProblem:
     """Return the product of a forward convolution with filters as rows and pixels as columns.
 
     Args:
         w: The convolution, channels last and of one group.
         shape: The extents: filters × pixels.
         pixels_per_copy: Pixels per copy, which TMA limits in tiled mode.
+        shares_taps: Whether all taps along a line are multiplied from one copy of its pixels.
     """
-    problem = make_fprop(w, pixels_per_copy)
+    problem = make_fprop(w, pixels_per_copy, shares_taps)
     return replace(problem, shape=shape, a=problem.b, b=problem.a, has_filter_rows=True)
 
 

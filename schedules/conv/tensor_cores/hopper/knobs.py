@@ -19,8 +19,11 @@ from ..implicit_gemm_shape import ImplicitGemmShape
 from ..promotion import (
     BUFFERS_KNOB,
     KNOB,
+    ORDER_KNOB,
     PROMOTION_BUFFERS,
     PROMOTION_INTERVALS,
+    PROMOTION_ORDERS,
+    SIMULTANEOUS,
     has_eight_bits,
     has_float8_sums,
     limit_accumulation_error,
@@ -144,7 +147,7 @@ def declare_knobs(
     8-bit floats have the knob `promotion_interval`: the number of products after which sums are promoted to float32. A
     search has only the longest one whose error is bounded; longer ones, and 0 for none, are for users who set them.
     With `promotion_buffers` of 2, a warpgroup has two sets of accumulators, and promotes one while the wgmmas of the
-    other run.
+    other run. With `promotion_order` "alternating", the warpgroups of a tile promote at different times.
     """
     options, kernel_schedule = dict(KNOB_OPTIONS), COOPERATIVE
     has_kernel_schedules = can_compute_several_tiles(w)
@@ -164,6 +167,7 @@ def declare_knobs(
     if has_float8_sums(w):
         values[KNOB] = k.choice(KNOB, PROMOTION_INTERVALS, PROMOTION_INTERVALS[0])
         values[BUFFERS_KNOB] = k.choice(BUFFERS_KNOB, PROMOTION_BUFFERS, default.promotion_buffers, missing=1)
+        values[ORDER_KNOB] = k.choice(ORDER_KNOB, PROMOTION_ORDERS, default.promotion_order, missing=SIMULTANEOUS)
     tiles = HopperTileConfig(**values, taps_per_copy=taps_per_copy, **describe_lines(w))
     best_us = None if estimate is estimate_latency_us else float(estimate(default, w))
     required = (*isa_constraints(w), *resource_constraints(w))

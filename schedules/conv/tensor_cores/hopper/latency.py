@@ -16,8 +16,10 @@ from ..latency_model import bound_by_memory, combine_overlapping_times, estimate
 from ..promotion import (
     BUFFERS_KNOB,
     KNOB,
+    ORDER_KNOB,
     PROMOTION_BUFFERS,
     PROMOTION_INTERVALS,
+    PROMOTION_ORDERS,
     has_float8_sums,
     limit_accumulation_error,
 )
@@ -39,13 +41,15 @@ WORKSPACE_LAUNCH_US, WORKSPACE_BYTES_PER_US = H200_FIT.mma_sync.workspace_launch
 NARROW_WAVE_TIME = 0.8
 
 # Rough time of a promotion of a warpgroup during which the tensor cores are idle, fitted to two layers on an H200. If
-# several warpgroups compute a tile, half of it is hidden; with two sets of accumulators, nearly all of it.
+# several warpgroups compute a tile, half of it is hidden; with two sets of accumulators or in turn, nearly all of it.
 PROMOTION_LATENCY_US, PROMOTION_US_PER_ACCUMULATOR, EXPOSED_PROMOTION, HIDDEN_PROMOTION = 0.15, 1e-3, 0.5, 0.1
 
 
-def list_promotion_options(w: Conv) -> dict[str, tuple[int, ...]]:
+def list_promotion_options(w: Conv) -> dict[str, tuple[int | str, ...]]:
     """Return the knobs of sums of 8-bit floats with the default interval; no knobs for other dtypes."""
-    return {KNOB: PROMOTION_INTERVALS[:1], BUFFERS_KNOB: PROMOTION_BUFFERS} if has_float8_sums(w) else {}
+    if not has_float8_sums(w):
+        return {}
+    return {KNOB: PROMOTION_INTERVALS[:1], BUFFERS_KNOB: PROMOTION_BUFFERS, ORDER_KNOB: PROMOTION_ORDERS}
 
 
 def estimate_latency_us(
@@ -79,10 +83,7 @@ def _estimate_unbounded_us(
     if waves is None:
         waves = _count_waves(config, gemm, ctas_per_sm)
     macs_per_k_tile = config.block_m * config.block_n * config.block_k(gemm.itemsize)
-    tma_rows = (
-        config.smem_rows_per_wgmma * (config.block_m / WGMMA_M) / config.cluster_n
-        + config.block_n * config.taps_per_copy / config.cluster_m
-    )
+    tma_rows = config.a_stage_rows / config.cluster_n + config.b_stage_rows / config.cluster_m
     wgmmas_m = config.wgmma_m_tiles * config.warpgroups_per_tile
     num_wgmmas = config.block_k_bytes // WGMMA_K_BYTES * wgmmas_m * config.taps_per_copy
     smem_bytes = num_wgmmas * (WGMMA_M + config.block_n) * WGMMA_K_BYTES + config.stage_bytes()
@@ -106,10 +107,11 @@ def _estimate_unbounded_us(
 
 def _estimate_promotion_us(config: HopperTileConfig) -> Any:
     """Return the time of promotions per k-tile during which the tensor cores are idle."""
-    promotions = config.promotions_per_k_tile(1) / np.maximum(1, config.promotion_k_tiles(1))
+    promotions = config.products_per_k_tile(1) / np.maximum(1, config.promoted_products(1))
     promotion_us = PROMOTION_LATENCY_US + config.num_accumulators * PROMOTION_US_PER_ACCUMULATOR
     share = np.where(np.greater(config.warpgroups_per_tile, 1), EXPOSED_PROMOTION, 1.0)
-    share = np.where(np.greater(config.promotion_buffers, 1), HIDDEN_PROMOTION, share)
+    is_hidden = np.greater(config.promotion_buffers, 1) | config.alternates_promotions
+    share = np.where(is_hidden, HIDDEN_PROMOTION, share)
     return np.where(np.greater(config.promotion_interval, 0), share * promotions * promotion_us, 0.0)
 
 

@@ -125,9 +125,9 @@ def make_mainloop(config: WindowConfig) -> WindowMainloop:
     """Return the mainloop of a config."""
     w, row_bytes, block_n = config.w, count_row_bytes(config.w), config.block_n
     loader = InterleavedFilters if can_interleave(w) else FilterMatrix
-    filters = Operand("K", w.dtype, loader(w.storage, w.O, w.kernel, w.C), rows_per_group=w.O)
+    filters = Operand("K", w.operand_dtypes[1], loader(w.weight_storage, w.O, w.kernel, w.C), rows_per_group=w.O)
     b = OperandTile(filters, SmemLayout(block_n, row_bytes), 0, row_bytes // config.itemsize, 1, block_n)
-    atom, window = WgmmaAtom(block_n, w.dtype, w.dtype), SmemLayout(config.tiles.plane_rows, row_bytes)
+    atom, window = WgmmaAtom(block_n, *w.operand_dtypes), SmemLayout(config.tiles.plane_rows, row_bytes)
     return WindowMainloop(config.tiles, atom, int(config.m_atoms), window, b, int(config.promoted_taps))
 
 
@@ -206,7 +206,7 @@ def emit_kernel(config: WindowConfig, arguments: dict[str, Buffer]) -> None:
 
 def make_epilogue_tile(config: WindowConfig) -> PatchEpilogueTile:
     """Return the division of a warpgroup's accumulators into patches."""
-    atom = WgmmaAtom(config.block_n, config.w.dtype, config.w.dtype)
+    atom = WgmmaAtom(config.block_n, *config.w.operand_dtypes)
     dtype, row_bytes = config.w.argument_dtypes[-1], config.epilogue_row_bytes
     sizes = int(config.m_atoms), int(config.warpgroups), dtype, row_bytes, EPILOGUE_STAGES
     return PatchEpilogueTile(atom, *sizes, interleaved=can_interleave(config.w), tiles=config.tiles)

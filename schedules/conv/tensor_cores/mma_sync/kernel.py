@@ -102,7 +102,7 @@ def emit_kernel(
     with open_cta(num_ctas, int(config.num_threads), config.split_k, splits_in_cluster=splits_in_cluster) as position:
         allow_dependent_launch()
         cta, split, smem = position.index, position.split, allocate_smem(int(compute_smem_bytes(w, config)))
-        tiling = make_tiling(w.dtype, config, position.thread)
+        tiling = make_tiling(w.operand_dtypes, config, position.thread)
         accumulators = allocate("accumulators", tiling.num_accumulators, "float32")
         mainloop = make_conv_mainloop(w, config, tiling, arguments, split, smem, filter_loader)
         mainloop = add_promotion(w, config, mainloop, accumulators)
@@ -161,9 +161,9 @@ def make_stats(w: Conv, config: MmaSyncTileConfig) -> PartialStats | None:
     return PartialStats.with_workspace(shape.m, shape.groups * shape.n, rows)
 
 
-def make_tiling(dtype: str, config: MmaSyncTileConfig, thread: ThreadPosition) -> WarpTiling:
+def make_tiling(dtypes: tuple[str, str], config: MmaSyncTileConfig, thread: ThreadPosition) -> WarpTiling:
     """Return the division of a tile among warps, which multiply float32 on the FMA units."""
-    atom = cast("MmaSyncAtom", FmaPairAtom()) if dtype == ACCUMULATOR else MmaSyncAtom(dtype, dtype)
+    atom = cast("MmaSyncAtom", FmaPairAtom()) if dtypes[0] == ACCUMULATOR else MmaSyncAtom(*dtypes)
     return WarpTiling(
         atom,
         config.warps_m,
@@ -235,7 +235,7 @@ def make_conv_mainloop(
     k_extent = shape.k if overhangs else None
     make_loaders = (
         lambda copy: ImageGather(w, arguments["X"], config.block_k, k_extent, copy, arguments.get(w.CACHE)),
-        lambda copy: filter_loader(shape, w.storage, arguments["K"], config.block_k, k_extent, copy),
+        lambda copy: filter_loader(shape, w.weight_storage, arguments["K"], config.block_k, k_extent, copy),
     )
     image_layout = SmemLayout(config.block_m, config.block_k * shape.itemsize)
     filter_layout = SmemLayout(config.block_n, config.block_k * shape.itemsize)

@@ -84,7 +84,7 @@ def emit_strided_dgrad(w: InputGradient, config: MmaSyncTileConfig, arguments: d
     tiles = TileScheduler.of_product(extents, block, shape.groups, num_tiles, residues=residues.count)
     with open_cta(num_tiles, int(config.num_threads), 1, splits_in_cluster=False) as position:
         smem = allocate_smem(int(compute_smem_bytes(viewed, config)))
-        tiling = make_tiling(viewed.dtype, config, position.thread)
+        tiling = make_tiling((viewed.dtype, viewed.dtype), config, position.thread)
         accumulators = allocate("accumulators", tiling.num_accumulators, "float32")
         with tiles.work_tiles(position.index) as tile:
             taps = ClassTaps(residues, tile.residue)

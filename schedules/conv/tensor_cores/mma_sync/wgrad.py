@@ -83,7 +83,7 @@ def emit_partial_sums(
         allow_dependent_launch()
         smem = allocate_smem(int(compute_wgrad_smem_bytes(config, shape)))
         has_row_pairs = shape.itemsize == ACCUMULATOR_BYTES
-        tiling = replace(make_tiling(w.dtype, config, position.thread), has_row_pairs=has_row_pairs)
+        tiling = replace(make_tiling((w.dtype, w.dtype), config, position.thread), has_row_pairs=has_row_pairs)
         k_range = KRange(position.split, int(config.k_tiles_per_block(shape)), int(config.total_k_tiles(shape)))
         dy, image = (arguments[name] for name in w.OPERANDS)
         make_loaders = (
