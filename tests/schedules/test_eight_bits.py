@@ -167,7 +167,8 @@ def test_wgmmas_of_an_interval_are_in_flight_across_k_tiles():
     sass = tc.build(w, "hopper", arch="sm_90", config={**config, "stages": 5}).sass
     waits = re.findall(r"QGMMA|DEPBAR\.LE gsb0, 0x\d", sass)
     groups = [len(group.split()) for group in " ".join(waits).split("DEPBAR.LE gsb0, 0x0")]
-    assert sorted(groups) == [0, 3, 3, 6, 6, 6, 6, 6]  # two warpgroups, of which one starts and ends with a half
+    assert {*groups} == {0, 3, 6}  # one warpgroup starts and ends with half an interval; nothing follows the last wait
+    assert groups.count(3) == 2
 
 
 @pytest.mark.sample(2)
