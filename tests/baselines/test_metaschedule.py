@@ -116,3 +116,37 @@ def test_a_candidate_is_timed_with_arguments_of_its_task(tmp_path):
     (seconds,) = metaschedule_sampling.time_library(tmp_path / "candidate.so", tvm.cpu(), arguments)
     assert 1e-8 < seconds < 1
     assert arguments[2].numpy().min() >= 0  # the kernel has written it
+
+
+def test_a_candidate_that_breaks_the_device_costs_itself_alone(tmp_path, monkeypatch, capsys):
+    pytest.importorskip("tvm")
+    own = tmp_path / "built-0"
+    own.mkdir()
+    tmp_path.joinpath("search-timed").mkdir()
+    own.joinpath("database_workload.json").write_text("workload\n")
+    candidates = [{"round": 0, "task": 0, "file": str(index), "error": None} for index in range(3)]
+    own.joinpath("candidates.jsonl").write_text("".join(f"{json.dumps(each)}\n" for each in candidates))
+    record = json.dumps([0, ["trace", [FAILED], {}, [["TENSOR", "float32", [1]]]]])
+    own.joinpath("database_tuning_record.json").write_text(f"{record}\n" * 3)
+
+    def time_library(path, device, arguments):
+        if path.name == "1":
+            raise RuntimeError("illegal address")
+        return [2e-6]
+
+    def execv(path, words):
+        raise SystemExit(words)
+
+    target = SimpleNamespace(kind=SimpleNamespace(name="cpu"))
+    cpu = SimpleNamespace(make_target=lambda: target)
+    monkeypatch.setattr(metaschedule_sampling.devices, "find_device", lambda text: cpu)
+    monkeypatch.setattr(metaschedule_sampling, "time_library", time_library)
+    monkeypatch.setattr(metaschedule_sampling, "is_usable", lambda device: False)
+    monkeypatch.setattr(metaschedule_sampling.os, "execv", execv)
+    with pytest.raises(SystemExit) as ended:
+        metaschedule_sampling.time_candidates(["cuda:0", str(tmp_path), "0"])
+    metaschedule_sampling.time_candidates(["cuda:0", str(tmp_path), ended.value.code[-1]])
+    records = (tmp_path / "search-timed/database_tuning_record.json").read_text().splitlines()
+    assert [json.loads(line)[1][1] for line in records] == [[2e-6], [FAILED], [2e-6]]
+    assert len((tmp_path / "search-timed/clock").read_text().split()) == 2
+    assert "illegal address" in capsys.readouterr().err

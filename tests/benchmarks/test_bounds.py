@@ -152,3 +152,11 @@ def test_runs_on_a_device_share_a_legend():
     runs = ["A; v 1, c 2, best; 2026-01-02; `two`", "A; v 1, c 2; 2026-01-01; `one`", "B; v 1; 2026-01-01; `one`"]
     merged = ["A; v 1, c 2; 2026-01-01: `one`; 2026-01-02: `two`", "B; v 1; 2026-01-01: `one`"]
     assert merge_provenances(runs) == merged
+
+
+def test_a_layer_table_has_the_slower_layers_alone(bench, capsys):
+    file = str(Path(__file__).parents[2] / "tuning_logs/nvidia-h200/batches/batch-layers-tuned-5.json.gz")
+    assert bench([file, "--below", "1"], "layer-table") == 0
+    rows = [line.split() for line in capsys.readouterr().out.splitlines() if line.startswith("`conv2d")]
+    assert 0 < len(rows) < 11
+    assert all(float(row[5]) < 1 for row in rows)

@@ -1,6 +1,6 @@
 """Training by several processes with `DistributedDataParallel` or FSDP, by NCCL if each has a GPU, else by gloo.
 
-    python tests/helpers/distributed_training.py 2 losses.json  # on two GPUs
+    python tests/helpers/distributed_training.py 2 losses.json  # on two GPUs; on one GPU without FSDP
 
 Both processes take all cases one after another, because to start them takes longer than to train.
 """
@@ -163,8 +163,10 @@ def compare(num_processes, folder, device_type, cases=CASES, seconds=60, path=No
 
 
 if __name__ == "__main__":
+    count = int(sys.argv[1])
+    chosen_cases = CASES if torch.cuda.device_count() >= count else CASES[:2]
     with tempfile.TemporaryDirectory() as temporary:
-        for each in compare(int(sys.argv[1]), temporary, "cuda", path=sys.argv[2]):
+        for each in compare(count, temporary, "cuda", chosen_cases, path=sys.argv[2]):
             kernels = f"kernels compute {each.num_kernels_of_several} products"
             losses = f"loss {each.one[0]:.3f} to {each.one[-1]:.3f}, difference up to {each.largest_difference:.1e}"
             print(each.wrapper, each.dtype, f"{each.num_processes} processes", kernels, losses, sep="; ")

@@ -35,6 +35,11 @@ SMALL = {
         ("conv3d:1x16x3x8x10,24x16x3x3x3,s1,p1,f16,nhwc,bias", {"block_k_bytes": 32}),
         ("conv1d:2x16x80,24x16x3,s1,p1,d2,f16,nhwc,relu", {"block_k_bytes": 32}),
         ("conv2d:4x64x8x8,320x64x1x1,s1,p0,f16,nhwc,bias", {"raster_order": "m"}),
+        ("conv2d:1x32x3x256,72x32x3x3,s1,p1,f16,nhwc,bias", {"taps_per_copy": 3, "block_n": 256}),  # two copies
+        (
+            "conv2d:2x32x5x80,136x32x1x5,s1,p0x4,d2,bf16,nhwc,add",
+            {"taps_per_copy": 5, "block_n": 80, "warpgroups": 2, "cluster_n": 2, "stages": 2},
+        ),
     ],
 )
 def test_results_are_transposed(text, config):

@@ -1,6 +1,7 @@
 """Batch normalizations with sum and activation in compiled graphs: the operators, and what they compute."""
 
 import copy
+import itertools
 import shutil
 from types import SimpleNamespace
 
@@ -22,6 +23,7 @@ from tvmconv.torch.kernel_table import TableEntry, table
 from tvmconv.torch.signature import parse_signature
 
 EPS = 1e-5
+KERNELS = "sum_elements", "finish_stats", "apply", "sum_gradients", "finish_gradients", "apply_gradients"
 IN_GRAPHS = (
     *(operators.normalize_in_graph, operators.compute_stats_in_graph),
     *(running_statistics.update_in_graph, running_statistics.increase_counters),
@@ -70,8 +72,8 @@ def test_operators_are_as_pytorch_wants_them():
     calls = [
         (operators.batch_norm_stats, (x,)),
         (operators.batch_norm_act, (*with_gradients[:2], None, stats, with_gradients[2], None, EPS, "relu")),
-        (operators.batch_norm_act_backward, (dz, dz, x, residual, *parameters)),
-        (operators.batch_norm_act_backward, (dz, dz[:, :, :1, :1].expand(dz.shape), x, None, *parameters)),
+        (operators.batch_norm_act_backward, (dz, dz, x, residual, None, *parameters)),
+        (operators.batch_norm_act_backward, (dz, dz[:, :, :1, :1].expand(dz.shape), x, None, None, *parameters)),
         (operators.mean_pixels, (x, x.new_empty(()).expand(x.shape).clone().requires_grad_())),
         (running_statistics.update_running_stats, ([weight], [weight.clone()], [stats], [1.5], 0.1)),
         (weight_casts.cast_all, ([*with_gradients, weight.clone().requires_grad_()], torch.bfloat16)),
@@ -313,16 +315,21 @@ def test_the_gradient_of_a_mean_stays_one_number_per_channel(monkeypatch, pool, 
     assert [values[1] is not None and values[1].stride()[2:] == (0, 0) for values in calls] == [bool(count)]
 
 
-@pytest.mark.skipif(not shutil.which("g++"), reason="g++ is missing")
-def test_kernels_on_the_cpu_add_a_gradient_of_samples(tmp_path, monkeypatch):
+@pytest.fixture
+def host_kernels(tmp_path, monkeypatch):
+    """Kernels that are compiled for the CPU."""
+    if not shutil.which("g++"):
+        pytest.skip("g++ is missing")
     for module in (batch_norm_source, batch_norm_kernels):
         for name, size in (("THREADS", 16), ("COMBINED_CHANNELS", 4), ("COMBINING_THREADS", 2)):
             monkeypatch.setattr(module, name, size)
-    names = "sum_gradients", "finish_gradients", "apply_gradients"
 
     class HostKernels:
         def __init__(self, source, _):
-            self._functions = compile_kernels(source, names, tmp_path)
+            folder = tmp_path / str(len(list(tmp_path.iterdir())))
+            folder.mkdir()
+            names = [name for name in KERNELS if f"{name}(const " in source]
+            self._functions = compile_kernels(source, names, folder)
 
         def launch(self, name, launch, parameters):
             self._functions[name](launch, parameters)
@@ -332,12 +339,27 @@ def test_kernels_on_the_cpu_add_a_gradient_of_samples(tmp_path, monkeypatch):
     device = SimpleNamespace(multi_processor_count=2)
     monkeypatch.setattr(torch.cuda, "get_device_properties", lambda _: device)
     torch.manual_seed(0)
+
+
+def test_kernels_on_the_cpu_add_a_gradient_of_samples(host_kernels):
     x, dz, second = draw(3, 6, 5, 4), draw(3, 6, 5, 4), torch.randn(3, 6)
     parameters = operators.batch_norm_stats(x), torch.rand(6), torch.randn(6), EPS, "silu"
-    found = batch_norm_kernels.differentiate([dz, second], x, None, *parameters)
+    found = batch_norm_kernels.differentiate([dz, second], x, None, *parameters, None)
     expanded = second.view(3, 6, 1, 1).expand(x.shape)
-    expected = operators.batch_norm_act_backward(dz, expanded, x, None, *parameters)
+    expected = operators.batch_norm_act_backward(dz, expanded, x, None, None, *parameters)
     assert differ(found[:2], [each.double() for each in expected[:2]]) < 1e-5
+
+
+def test_kernels_on_the_cpu_keep_a_mask_of_the_activation(host_kernels):
+    x, residual, *gradients = (draw(3, 8, 5, 4) for _ in range(4))
+    parameters = operators.batch_norm_stats(x), torch.rand(8), torch.randn(8), EPS, "relu6"
+    z, mask = batch_norm_kernels.apply(x, residual, *parameters)
+    expected, _, no_mask = operators.batch_norm_act(x, residual, None, *parameters)
+    assert (mask.numel(), no_mask.numel()) == (x.numel() // 4, 0)
+    assert differ([z], [expected.double()]) < 1e-5
+    found = batch_norm_kernels.differentiate(gradients, x, None, *parameters, mask)
+    expected = operators.batch_norm_act_backward(*gradients, x, residual, None, *parameters)
+    assert differ(found, [each.double() for each in expected]) < 1e-5
 
 
 def count_sites(model, x, *, is_eager=False):
@@ -356,10 +378,13 @@ def count_sites(model, x, *, is_eager=False):
 
 def test_kernels_do_not_spill_registers():
     kernels = {}
-    for group in (batch_norm_source.STATS, batch_norm_source.APPLY, batch_norm_source.GRADIENTS):
-        source = make_source(group, "bfloat16", "silu", vector=8, has_residual=True, second=SECOND_ARRAY)
-        kernels |= nvrtc.compile_cubin(source, "sm_80").kernels
-    assert len(kernels) == 6
+    groups = batch_norm_source.STATS, batch_norm_source.APPLY, batch_norm_source.GRADIENTS
+    for group, (activation, has_mask) in itertools.product(groups, (("silu", False), ("relu", True))):
+        options = {"vector": 8, "has_residual": True, "second": SECOND_ARRAY, "has_mask": has_mask}
+        source = make_source(group, "bfloat16", activation, **options)
+        found = nvrtc.compile_cubin(source, "sm_80").kernels
+        kernels |= {(name, has_mask): resources for name, resources in found.items()}
+    assert len(kernels) == 12
     assert all(resources.spills == 0 and resources.registers <= 128 for resources in kernels.values())
 
 
@@ -389,8 +414,15 @@ def test_kernels_compute_the_operators(dtype, channels):
 
                 stats = operators.batch_norm_stats(move(x))
                 parameters = stats, move(weight), move(bias), EPS, activation
-                z, _ = operators.batch_norm_act(move(x), move(residual_or_none), None, *parameters)
-                tensors = map(move, (gradients[0], second, x, residual_or_none))
+                z, _, mask = operators.batch_norm_act(move(x), move(residual_or_none), None, *parameters)
+                assert bool(mask.numel()) == (
+                    device == "cuda"
+                    and residual_or_none is not None
+                    and activation in ("relu", "relu6")
+                    and channels * x.element_size() % 16 == 0
+                )
+                pair = (None, mask) if mask.numel() else (move(residual_or_none), None)
+                tensors = move(gradients[0]), move(second), move(x), *pair
                 results.append([stats, z, *operators.batch_norm_act_backward(*tensors, *parameters)])
             found, wanted = ([each.cpu() for each in one if each.numel()] for one in results)
             assert differ(found, [each.double() for each in wanted]) < {2: 1e-2, 4: 1e-5}[x.element_size()]

@@ -7,7 +7,6 @@ were completed before the limit count; what has no record is compiled by TVM's d
 
 from __future__ import annotations
 
-import fcntl
 import functools
 import itertools
 import os
@@ -17,7 +16,6 @@ import time
 from collections import Counter
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -36,7 +34,7 @@ from tvmconv.baselines.metaschedule import (
 from tvmconv.baselines.metaschedule_sampling import MAX_ROUNDS, TASKS_FILE
 from tvmconv.compiler.cuda_environment import make_cuda_environment
 from tvmconv.compiler.tensor_intrinsics import import_tensor_intrinsics
-from tvmconv.devices import Device
+from tvmconv.devices import Device, sharing
 from tvmconv.errors import Error
 
 if TYPE_CHECKING:
@@ -73,7 +71,6 @@ def tune_module(
     *,
     log: Path,
     seconds: float,
-    use_gpu: Callable[[], AbstractContextManager[None]] = nullcontext,
 ) -> ModuleSearchResult:
     """Search for schedules of a module's functions, and write databases to a folder. Several searches share the tasks.
 
@@ -83,7 +80,6 @@ def tune_module(
         folder: Folder for the databases, which `compile_module` reads.
         log: File for what MetaSchedule prints; each search adds its rank to the name.
         seconds: Time limit of the search with the start of its process.
-        use_gpu: What returns a context in which the GPU is used; the wait for it counts towards no limit.
 
     Raises:
         DeviceError: MetaSchedule cannot measure on the device.
@@ -92,7 +88,7 @@ def tune_module(
     check_device(device)
     num_tasks = write_tasks(mod, device, folder)
     number = max(len(os.sched_getaffinity(0)) // CORES_PER_SEARCH, 1)
-    with use_gpu(), ThreadPoolExecutor(number) as pool:
+    with ThreadPoolExecutor(number) as pool:
         searches = [pool.submit(_run_search, device, folder, log, seconds, r, number) for r in range(number)]
         results = [search.result() for search in searches]
     return summarize_results(results, folder, log, STRATEGIES[0], num_tasks, seconds)
@@ -105,14 +101,14 @@ def sample_module(
     *,
     log: Path,
     seconds: float,
-    use_gpu: Callable[[], AbstractContextManager[None]] = nullcontext,
 ) -> ModuleSearchResult:
     """Build random candidates of all tasks of a module, time them afterwards, and write a database as `tune_module`.
 
-    Candidates that `build_candidates` has left in the folder are not built again. Only the timing uses the GPU. The
-    arguments and errors are those of `tune_module`, whose evolution takes minutes of processor time for the candidates
-    of a task, because it applies thousands of traces of scheduling primitives to find them. In the first round of a
-    task it ranks them by a cost model that knows nothing yet, and chooses no better.
+    Candidates that `build_candidates` has left in the folder are not built again. Only the timing uses the GPU, in
+    turns with other processes (`tvmconv.devices.sharing`). The arguments and errors are those of `tune_module`, whose
+    evolution takes minutes of processor time for the candidates of a task, because it applies thousands of traces of
+    scheduling primitives to find them. In the first round of a task it ranks them by a cost model that knows nothing
+    yet, and chooses no better.
     """
     check_device(device)
     num_tasks, build_seconds = count_tasks(folder), 0.0
@@ -120,8 +116,7 @@ def sample_module(
         started_at = time.monotonic()
         num_tasks = build_candidates(mod, device, folder, log=log, seconds=seconds * BUILD_FRACTION)
         build_seconds = time.monotonic() - started_at
-    with use_gpu():
-        result = _time_candidates(device, folder, log, max(seconds - build_seconds, seconds * (1 - BUILD_FRACTION)))
+    result = _time_candidates(device, folder, log, max(seconds - build_seconds, seconds * (1 - BUILD_FRACTION)))
     result = replace(result, seconds=result.seconds + build_seconds)
     return summarize_results([result], folder, log, STRATEGIES[1], num_tasks, seconds)
 
@@ -201,7 +196,7 @@ def _time_candidates(device: Device, folder: Path, log: Path, seconds: float) ->
     """Run the process that times candidates, and return its result."""
     own = folder / metaschedule_sampling.TIMED_FOLDER
     own.mkdir(exist_ok=True)
-    command = _make_command(metaschedule_sampling.time_candidates, device.text, str(folder))
+    command = _make_command(metaschedule_sampling.time_candidates, device.text, str(folder), "0")
     status = run_bounded(command, log, make_cuda_environment() | {"TMPDIR": str(own)}, seconds)
     if status:
         raise Error(f"MetaSchedule ended with status {status}; see {log}")
@@ -328,6 +323,6 @@ def time_alone(lock: str, *args: Any) -> list[float]:
     """Return what MetaSchedule's function for timing returns, while no other search times."""
     from tvm.s_tir.meta_schedule.runner.local_runner import default_run_evaluator
 
-    with open(lock, "w") as file:
-        fcntl.flock(file, fcntl.LOCK_EX)  # the end of the block releases it
+    os.environ.setdefault(sharing.LOCK_VARIABLE, lock)
+    with sharing.hold_gpu():
         return list(default_run_evaluator(*args))

@@ -24,6 +24,7 @@ import numpy as np
 from tvmconv import devices
 from tvmconv.baselines.metaschedule import CLOCK_FILE, FAILED_SECONDS
 from tvmconv.compiler.tensor_intrinsics import import_tensor_intrinsics
+from tvmconv.devices import sharing
 from tvmconv.errors import describe_error
 from tvmconv.workloads.dtypes import get_numpy_dtype
 
@@ -121,9 +122,10 @@ def _sample(indices: Sequence[int], contexts: Sequence[TuneContext], num_rounds:
 def time_candidates(argv: Sequence[str]) -> None:
     """Time the candidates of all processes, and write their records to a database of MetaSchedule, in rounds.
 
-    The arguments are the device and the folder. The folder of the database gets the file `clock`, too.
+    The arguments are the device, the folder, and the index of the first candidate. The folder of the database gets the
+    file `clock`, too. A candidate that leaves the device in an error state ends the process, and another one continues.
     """
-    device_name, name = argv
+    (device_name, name), first = argv[:2], int(argv[2])
     folder, target = Path(name), devices.find_device(device_name).make_target()
     own = folder / TIMED_FOLDER
 
@@ -133,22 +135,38 @@ def time_candidates(argv: Sequence[str]) -> None:
     make_cached = functools.cache(functools.partial(make_argument, device))
     workloads, candidates = read_candidates(folder)
     own.joinpath(WORKLOADS_FILE).write_text("".join(f"{line}\n" for line in workloads), encoding="utf-8")
-    with own.joinpath(CLOCK_FILE).open("w", buffering=1) as clock, own.joinpath(RECORDS_FILE).open("w") as records:
-        print(time.monotonic(), file=clock)
-        for each in candidates:
+    mode = "a" if first else "w"
+    with own.joinpath(CLOCK_FILE).open(mode, buffering=1) as clock, own.joinpath(RECORDS_FILE).open(mode) as records:
+        if not first:
+            print(time.monotonic(), file=clock)
+        for index, each in enumerate(candidates[first:], first):
             trace, times, *others = each["record"]
             error = each["error"]
             if each["file"] is not None:
                 try:
                     arguments = [make_cached(dtype, tuple(shape)) for _, dtype, shape in others[1]]
-                    times = time_library(folder / each["file"], device, arguments)
+                    with sharing.hold_gpu():
+                        times = time_library(folder / each["file"], device, arguments)
                 except Exception as failure:  # of a candidate or of the device
                     error = describe_error(failure)
             if error:
                 print(str(error)[-MAX_ERROR_CHARACTERS:], file=sys.stderr, flush=True)
             records.write(json.dumps([each["workload"], [trace, times, *others]]) + "\n")
             records.flush()
+            if error and not is_usable(device):
+                os.execv(sys.executable, [*sys.orig_argv[:-1], str(index + 1)])
         print(time.monotonic(), file=clock)
+
+
+def is_usable(device: Any) -> bool:
+    """Return whether a device of TVM still works. An illegal access of a kernel is an error of all later calls."""
+    import tvm
+
+    try:
+        tvm.runtime.tensor(np.zeros(1, np.float32), device).numpy()
+    except Exception:  # TVM raises many types
+        return False
+    return True
 
 
 def make_argument(device: Any, dtype: str, shape: tuple[int, ...]) -> Any:

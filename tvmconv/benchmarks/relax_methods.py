@@ -2,7 +2,7 @@
 
 The worker gets a case as JSON, and writes one line of JSON to its standard output for each event: "waiting" before it
 imports the network and before it waits for the GPU, "running" afterwards, and a row for each method. Several workers
-may compile at once; a lock on a file lets one of them use the GPU.
+may compile and search at once, and take turns at the GPU (`tvmconv.devices.sharing`).
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ from pathlib import Path
 from typing import Any
 
 from tvmconv import devices
-from tvmconv.benchmarks.common import hold_gpu
 from tvmconv.compiler.tensor_intrinsics import import_tensor_intrinsics
+from tvmconv.devices import sharing
 from tvmconv.errors import Error, describe_error
 from tvmconv.measure.workers.process import set_parent_death_signal
 
@@ -46,7 +46,7 @@ class NetworkCase:
     seconds: float | None  # of a search by tvmconv
     metaschedule_seconds: float
     log: str
-    lock: str  # path of the file whose lock is held while the GPU is used
+    lock: str  # path of the file whose lock is held while the GPU is used, unless TVMCONV_GPU_LOCK names another
     device: str = "cuda:0"
     is_profiled: bool = False
     metaschedule_strategy: str = "evolutionary"
@@ -161,10 +161,9 @@ class Worker:
         import tvmconv.relax
 
         case = self.case
-        with self.use_gpu() if case.seconds else contextlib.nullcontext():
-            return tvmconv.relax.optimize_with_report(
-                self.module, case.device, log=self.find_log(), seconds=case.seconds, tf32=case.dtype == "tf32"
-            )
+        return tvmconv.relax.optimize_with_report(
+            self.module, case.device, log=self.find_log(), seconds=case.seconds, tf32=case.dtype == "tf32"
+        )
 
     def find_log(self) -> str | None:
         """Return the log if a search will write it, or one has written it."""
@@ -188,10 +187,10 @@ class Worker:
 
     @contextlib.contextmanager
     def use_gpu(self) -> Iterator[None]:
-        """Wait until no other worker uses the GPU."""
+        """Wait until no other process uses the GPU."""
         self._write_event({"event": "waiting"})
         started_at = time.monotonic()
-        with hold_gpu(Path(self.case.lock)):
+        with sharing.hold_gpu():
             self.waited_seconds += time.monotonic() - started_at
             self._write_event({"event": "running"})
             yield
@@ -347,7 +346,6 @@ def _prepare_metaschedule(worker: Worker) -> Prepared:
             folder,
             log=log,
             seconds=worker.case.metaschedule_seconds,
-            use_gpu=worker.use_gpu,
         )
         executable, num_scheduled = metaschedule_model.compile_module(module, worker.device, folder)
         return _prepare_executable(worker, executable, asdict(result) | {"num_scheduled": num_scheduled})
@@ -371,11 +369,10 @@ def _prepare_tvmconv_torch(worker: Worker) -> Prepared:
     import tvmconv.torch
 
     case = worker.case
-    with worker.use_gpu():
-        network, x = worker.get_torch_network(), worker.get_torch_example()
-        log = worker.find_log()
-        optimized = tvmconv.torch.optimize(network, x, seconds=case.seconds, log=log, device=case.device)
-        return _prepare_torch(worker, optimized, {"lines": [asdict(line) for line in optimized.report().lines]})
+    network, x = worker.get_torch_network(), worker.get_torch_example()
+    log = worker.find_log()
+    optimized = tvmconv.torch.optimize(network, x, seconds=case.seconds, log=log, device=case.device)
+    return _prepare_torch(worker, optimized, {"lines": [asdict(line) for line in optimized.report().lines]})
 
 
 def _prepare_tvmconv_relax(worker: Worker, *, cuda_graph: bool = True) -> Prepared:

@@ -3,12 +3,12 @@
     tvmconv bench relax-models resnet50 mobilenet_v2 --dtype f16 --batch 1 --batch 16 --seconds 30 -o results
     tvmconv bench relax-models resnet50 --method tvm --method tvmconv-relax --limit 60
 
-Each network, dtype and batch is a case. A worker process per case runs its methods one after another; several workers
-compile at once, and one at a time uses the GPU. A method that takes longer than the limit, or ends its process, costs
-only itself. Two times are measured: that of calls which are queued one after another, and that of a call with the wait
-for its result. PyTorch and tvmconv.torch run eagerly and in CUDA graphs, of which the faster counts. Outputs are
-compared with the network's in float64. Results are in DIR/relax-NAME.json and .md, which are written after each method;
-the log is DIR/relax.jsonl.
+Each network, dtype and batch is a case. A worker process per case runs its methods one after another. Several workers
+compile and search at once, and take turns at the GPU for each timing. A method that takes longer than the limit, or
+ends its process, costs only itself. Two times are measured: that of calls which are queued one after another, and that
+of a call with the wait for its result. PyTorch and tvmconv.torch run eagerly and in CUDA graphs, of which the faster
+counts. Outputs are compared with the network's in float64. Results are in DIR/relax-NAME.json and .md, which are
+written after each method; the log is DIR/relax.jsonl.
 """
 
 from __future__ import annotations
@@ -36,6 +36,7 @@ from tvmconv.benchmarks.relax_methods import DTYPES, METHODS, MethodRow, Network
 from tvmconv.cli import options, output
 from tvmconv.cli.errors import UsageError, print_note
 from tvmconv.compiler.cuda_environment import make_cuda_environment
+from tvmconv.devices import sharing
 from tvmconv.experiments.provenance import describe_provenance
 from tvmconv.reports.tables import EMPTY_CELL, Table, format_micros, format_significant
 
@@ -102,7 +103,7 @@ def _list_cases(args: argparse.Namespace, device: str) -> list[NetworkCase]:
             args.seconds,
             args.metaschedule_seconds,
             log=str(args.out / "relax.jsonl"),
-            lock=str(args.out / "gpu.lock"),
+            lock=str((args.out / "gpu.lock").resolve()),
             device=device,
             is_profiled=args.kernels,
             metaschedule_strategy=args.metaschedule_strategy,
@@ -193,7 +194,7 @@ def _start_worker(
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=errors,
-            env={**environment, **os.environ, **make_cuda_environment()},
+            env={**environment, sharing.LOCK_VARIABLE: case.lock, **os.environ, **make_cuda_environment()},
             start_new_session=True,  # a process group, which can be ended as a whole
         )
     try:

@@ -3,7 +3,9 @@
 Sources: Kong, Kim, Bae, "HiFi-GAN", 2020 (the generator V1); Isensee et al., "nnU-Net", 2021 (the plain 3-D U-Net);
 Ultralytics' YOLOv8 (the backbone in yolov8.yaml, width 0.5, depth 0.33); Rombach et al., "High-Resolution Image
 Synthesis with Latent Diffusion Models", 2022, and the decoder's configuration of Stable Diffusion 1; Qin et al.,
-"MobileNetV4", 2024 (table 11, MNv4-Conv-M).
+"MobileNetV4", 2024 (table 11, MNv4-Conv-M); Luo, Mesgarani, "Conv-TasNet", 2019 (the best configuration, with global
+layer normalization); Lim et al., "Enhanced Deep Residual Networks for Single Image Super-Resolution", 2017 (the
+baseline, x2); Ronneberger et al., "U-Net", 2015, with batch normalization and padded convolutions.
 """
 
 from __future__ import annotations
@@ -246,3 +248,103 @@ def mobilenetv4_conv_medium() -> nn.Module:
     layers += [*_convolve(channels, 960), nn.ReLU(), nn.AdaptiveAvgPool2d(1)]
     layers += [*_convolve(960, 1280), nn.ReLU(), nn.Flatten(), nn.Linear(1280, 1000)]
     return nn.Sequential(*layers)
+
+
+class _SeparableBlock(nn.Module):
+    """Conv-TasNet's block: 1×1, dilated depthwise, and 1×1 convolutions of a residual and of an output."""
+
+    def __init__(self, channels: int, hidden: int, dilation: int) -> None:
+        super().__init__()
+        self.layers = nn.Sequential(
+            *(nn.Conv1d(channels, hidden, 1), nn.PReLU(), nn.GroupNorm(1, hidden, 1e-8)),
+            nn.Conv1d(hidden, hidden, 3, padding=dilation, dilation=dilation, groups=hidden),
+            *(nn.PReLU(), nn.GroupNorm(1, hidden, 1e-8)),
+        )
+        self.residual, self.skip = (nn.Conv1d(hidden, channels, 1) for _ in range(2))
+
+    def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        y = self.layers(x)
+        return x + self.residual(y), self.skip(y)
+
+
+class _ConvTasNet(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.encoder = nn.Conv1d(1, 512, 16, stride=8, bias=False)
+        self.norm, self.bottleneck = nn.GroupNorm(1, 512, 1e-8), nn.Conv1d(512, 128, 1)
+        self.blocks = nn.ModuleList(_SeparableBlock(128, 512, 2**power) for _ in range(3) for power in range(8))
+        self.activation, self.masks = nn.PReLU(), nn.Conv1d(128, 2 * 512, 1)
+        self.decoder = nn.ConvTranspose1d(512, 1, 16, stride=8, bias=False)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        features = self.encoder(x)
+        y, outputs = self.bottleneck(self.norm(features)), []
+        for block in self.blocks:
+            y, output = block(y)
+            outputs.append(output)
+        masks = torch.sigmoid(self.masks(self.activation(sum(outputs)))).view(-1, 2, *features.shape[1:])
+        separated = (masks * features[:, None]).flatten(0, 1)
+        return self.decoder(separated).view(x.shape[0], 2, -1)
+
+
+def conv_tasnet() -> nn.Module:
+    """Return Conv-TasNet, which separates two speakers in four seconds of speech at 8 kHz."""
+    return _ConvTasNet()
+
+
+class _PlainResidual(nn.Module):
+    """EDSR's residual block, without normalization."""
+
+    def __init__(self, channels: int) -> None:
+        super().__init__()
+        self.first, self.second = (nn.Conv2d(channels, channels, 3, padding=1) for _ in range(2))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.second(functional.relu(self.first(x))) + x
+
+
+class _Edsr(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.body_end = nn.Conv2d(3, 64, 3, padding=1), nn.Conv2d(64, 64, 3, padding=1)
+        self.body = nn.Sequential(*(_PlainResidual(64) for _ in range(16)))
+        self.up = nn.Sequential(nn.Conv2d(64, 256, 3, padding=1), nn.PixelShuffle(2), nn.Conv2d(64, 3, 3, padding=1))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = self.first(x)
+        return self.up(self.body_end(self.body(x)) + x)
+
+
+def edsr_baseline() -> nn.Module:
+    """Return EDSR's baseline, which doubles the resolution of images."""
+    return _Edsr()
+
+
+class _UNet2d(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        widths = (64, 128, 256, 512, 1024)
+        pairs = list(zip(widths[:0:-1], widths[-2::-1], strict=True))
+        self.down = nn.ModuleList(map(self._make_stage, (3, *widths), widths))
+        self.ups = nn.ModuleList(nn.ConvTranspose2d(channels, filters, 2, 2) for channels, filters in pairs)
+        self.stages = nn.ModuleList(self._make_stage(2 * filters, filters) for _, filters in pairs)
+        self.last = nn.Conv2d(64, 2, 1)
+
+    @staticmethod
+    def _make_stage(channels: int, filters: int) -> nn.Sequential:
+        layers = [*_convolve(channels, filters, 3), nn.ReLU(), *_convolve(filters, filters, 3), nn.ReLU()]
+        return nn.Sequential(*layers)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        skips = []
+        for index, stage in enumerate(self.down):
+            x = stage(functional.max_pool2d(x, 2) if index else x)
+            skips.append(x)
+        for index, (upsampling, stage) in enumerate(zip(self.ups, self.stages, strict=True)):
+            x = stage(torch.cat([skips[-2 - index], upsampling(x)], 1))
+        return self.last(x)
+
+
+def unet_2d() -> nn.Module:
+    """Return a U-Net for the segmentation of images."""
+    return _UNet2d()

@@ -12,11 +12,12 @@ DIR/torch-training.jsonl. With --kernels, the kernels of a step that take most t
 CUDA graph.
 
 The unchanged network and the optimized one come first, then the backend, PyTorch's compilations, and those of the
-optimized network. Results are written each time, so that an interruption of a long compilation loses nothing.
+optimized network. Results are written each time, so that an interruption of a long compilation loses nothing. What was
+compiled while another command had the GPU comes right after the unchanged network.
 
-With --gpu-lock, several commands share a GPU. All of them first compile their unchanged networks at the same time, as
-compilers time kernels, too. Each one then has the GPU for itself until its end, so that searches and timings follow one
-another.
+With --gpu-lock, several commands share a GPU. They compile their unchanged networks on the CPU at the same time, by the
+default mode while another one has the GPU (`inductor_ahead.py`), and by other modes, which time kernels, before that.
+Each one then has the GPU for itself until its end, so that searches and timings follow one another.
 """
 
 from __future__ import annotations
@@ -34,8 +35,9 @@ from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from tvmconv.benchmarks.common import add_device, add_gpu_lock, add_output, find_device, hold_gpu, write_report
+from tvmconv.benchmarks.inductor_ahead import DEFAULT_MODE, make_waiting_backend
 from tvmconv.cli import options, output
-from tvmconv.cli.errors import UsageError
+from tvmconv.cli.errors import UsageError, print_note
 from tvmconv.cli.progress import progress_line
 from tvmconv.experiments.provenance import describe_provenance
 from tvmconv.reports.tables import EMPTY_CELL, Table, format_micros, format_significant, make_table
@@ -143,9 +145,10 @@ def run(args: argparse.Namespace) -> int:
         title = f"torch-training-{name}-{args.dtype}-b{args.batch}"
         for summaries, layers in _measure(name, args):
             data = {"name": title, "network": name, "dtype": args.dtype, "batch": args.batch, "provenance": source}
-            data |= {"timed": summaries, "layers": [asdict(line) for line in layers.lines]}
-            tables = [_make_table(summaries), *_make_kernel_tables(summaries, args.kernels), layers.table]
-            notes = [*layers.notes, source]
+            data |= {"timed": summaries, "layers": [asdict(line) for line in layers.lines] if layers else []}
+            tables = [_make_table(summaries), *_make_kernel_tables(summaries, args.kernels)]
+            tables += [layers.table] if layers else []
+            notes = [*(layers.notes if layers else ()), source]
             write_report(args.out, title, tables, notes, data, title)
         output.print_report(args, tables, notes, title=title, json_data=data)
         torch._dynamo.reset()
@@ -205,7 +208,7 @@ def _find_group(kernel_name: str) -> str:
 
 
 def _measure(name: str, args: argparse.Namespace) -> Iterator[tuple[list[dict[str, Any]], Any]]:
-    """Time all ways to run a step; yield the times and the report of `optimize`, and again after each compilation."""
+    """Time all ways to run a step; yield the times so far, and the report of `optimize` or None, after each of them."""
     import torch
 
     import tvmconv.torch.backend
@@ -226,6 +229,15 @@ def _measure(name: str, args: argparse.Namespace) -> Iterator[tuple[list[dict[st
         started_at = time.perf_counter()
         return make(label, torch.compile(copy.deepcopy(network), **how), started_at)
 
+    def compile_ahead(label: str, network: Any, mode: str) -> StepVariant:
+        if mode != DEFAULT_MODE:
+            with hold_gpu(args.gpu_lock, is_shared=True):
+                return compile_network(label, network, mode=mode)
+        with make_waiting_backend(args.gpu_lock) as (backend, waiting):
+            variant = compile_network(label, network, backend=backend)
+        variant.made_seconds -= waiting.seconds
+        return variant
+
     def add(variant: StepVariant) -> None:
         variants.append(_capture(variant, pool))
         if args.kernels and variant.replay is not None:
@@ -234,11 +246,14 @@ def _measure(name: str, args: argparse.Namespace) -> Iterator[tuple[list[dict[st
     modes = {f"{PYTORCH}, compiled ({mode})": mode for mode in args.compile}
     compiled: dict[str, StepVariant] = {}
     if args.gpu_lock:
-        with hold_gpu(args.gpu_lock, is_shared=True), _without_cudnn_benchmark():
-            compiled = {label: compile_network(label, model, mode=mode) for label, mode in modes.items()}
+        with _without_cudnn_benchmark():
+            compiled = {label: compile_ahead(label, model, mode) for label, mode in modes.items()}
         torch.cuda.empty_cache()
     with hold_gpu(args.gpu_lock):
         add(make(PYTORCH, copy.deepcopy(model), None))
+        for variant in compiled.values():
+            add(variant)
+        yield _time_in_turns(variants), None
         started_at = time.perf_counter()
         with progress_line(f"{name}: ") as show, _autocast(args.dtype):
             tuning: dict[str, Any] = {"seconds": args.seconds, "log": args.out / "torch-training.jsonl"}
@@ -257,11 +272,11 @@ def _measure(name: str, args: argparse.Namespace) -> Iterator[tuple[list[dict[st
         compilations: list[tuple[str, Any, dict[str, Any]]] = [
             *([(BY_EAGER_BACKEND, model, {"backend": eager_backend})] if args.backend_eager else []),
             *([(BY_BACKEND, model, {"backend": backend})] if args.backend else []),
-            *((label, model, {"mode": mode}) for label, mode in modes.items()),
+            *((label, model, {"mode": mode}) for label, mode in modes.items() if label not in compiled),
             *((f"{OURS}, compiled ({mode})", optimized, {"mode": mode}) for mode in args.compile_optimized),
         ]
         for label, network, how in compilations:
-            add(compiled.get(label) or compile_network(label, network, **how))
+            add(compile_network(label, network, **how))
             yield _time_in_turns(variants), layers
 
 
@@ -289,6 +304,9 @@ def _time_in_turns(variants: list[StepVariant]) -> list[dict[str, Any]]:
         if variant.replay is not None:
             variant.graph_seconds.append(_time_steps(variant.replay))
     torch.cuda.empty_cache()  # other processes may need it
+    latest = variants[-1]
+    if latest.graph_seconds:
+        print_note(f"{latest.name}: {statistics.median(latest.graph_seconds) * 1e6:,.0f} µs in a graph")
     return [variant.summarize() for variant in variants]
 
 

@@ -19,6 +19,7 @@ from tvm.ir.utils import derived_object
 from tvm.s_tir.meta_schedule.builder import BuilderInput, BuilderResult, PyBuilder
 from tvm.s_tir.meta_schedule.builder.local_builder import default_build
 
+from tvmconv.compiler.cuda_library import export_library
 from tvmconv.compiler.tensor_intrinsics import import_tensor_intrinsics
 from tvmconv.errors import describe_error
 
@@ -79,5 +80,6 @@ def build_candidate(mod: Any, target: Any) -> str:
     archive of objects, which `default_export` writes, before it times the candidate.
     """
     path = Path(tempfile.mkdtemp()) / LIBRARY_FILE
-    default_build(mod, target, None).export_library(str(path), options=["-s"])  # without symbols of a debugger
+    options = ["-s"]  # without symbols of a debugger
+    export_library(default_build(mod, target, None), path, str(target.attrs["arch"]), options=options)
     return str(path)

@@ -7,7 +7,7 @@ the generated instructions are the same.
 """
 
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import astuple, dataclass
 from typing import Any
 
@@ -114,15 +114,16 @@ def list_architectures() -> tuple[int, ...]:
 SOURCE_NAME = "kernel.cu"  # file name in messages and line information
 
 
-def compile_cubin(source: str, arch: str, *, with_lines: bool = False) -> Cubin:
+def compile_cubin(source: str, arch: str, *, with_lines: bool = False, options: Sequence[str] = ()) -> Cubin:
     """Compile complete CUDA source to machine code of a real architecture; this function is thread-safe.
 
-    Source lines of instructions are included with `with_lines`, without changing the instructions.
+    Source lines of instructions are included with `with_lines`, without changing the instructions. `options` are
+    further options of NVRTC, such as folders of headers.
 
     Raises:
         CompileError: NVRTC is not available, does not support `arch`, or rejects the source; with its first error.
     """
-    options = ("-lineinfo",) if with_lines else ()
+    options = (*options, *(("-lineinfo",) if with_lines else ()))
 
     def compile_with(*extra_options: str) -> Cubin:
         image, log = _compile_image(source, arch, "cubin", *extra_options, *options)

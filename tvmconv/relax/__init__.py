@@ -6,6 +6,7 @@ Examples:
     >>> executable = tvm.compile(mod, target, relax_pipeline="tvmconv")  # doctest: +SKIP
 """
 
+from tvmconv.compiler.cuda_library import export_library
 from tvmconv.relax.composition import dlight_rule, export_database
 from tvmconv.relax.frontends import from_exported_program, from_onnx
 from tvmconv.relax.optimize import OptimizedModule, declare_convolutions, optimize, optimize_with_report
@@ -20,6 +21,7 @@ __all__ = [
     "declare_convolutions",
     "dlight_rule",
     "export_database",
+    "export_library",
     "from_exported_program",
     "from_onnx",
     "make_pipeline",

@@ -11,7 +11,7 @@ float16, they begin with the import of TVM's tensor intrinsics.
 from __future__ import annotations
 
 import contextlib
-import fcntl
+import functools
 import json
 import os
 import select
@@ -32,8 +32,11 @@ from tvm.ir import Call, IRModule
 from tvm.target import Target
 
 from tvmconv.compiler.cuda_environment import make_cuda_environment
+from tvmconv.compiler.cuda_library import compile_source
+from tvmconv.compiler.lowered_module import override_cuda_compiler
 from tvmconv.compiler.tensor_intrinsics import import_tensor_intrinsics
 from tvmconv.deadline import Deadline
+from tvmconv.devices import sharing
 from tvmconv.errors import DeviceError, describe_error
 from tvmconv.measure.workers.process import set_parent_death_signal
 from tvmconv.relax.sites import RelaxConvolution
@@ -211,7 +214,7 @@ def start_timer(device_index: int, *, has_float16: bool) -> Iterator[TvmTimer]:
                     stdin=subprocess.PIPE,
                     stdout=shared,
                     stderr=errors,
-                    env={**os.environ, **make_cuda_environment()},
+                    env={sharing.LOCK_VARIABLE: str(Path(name) / _LOCK_FILE), **os.environ, **make_cuda_environment()},
                     text=True,
                 )
                 for rank in range(number)
@@ -245,8 +248,16 @@ def main(argv: Sequence[str]) -> None:
     device = tvm.cpu() if target.kind.name == "llvm" else tvm.device(target.kind.name, index)
     with contextlib.suppress(Exception):  # TVM raises many types; it says why when a function is timed
         tvm.runtime.tensor(np.zeros(1, np.float32), device)  # creates the context before time is counted
-    reporter = _Reporter(device, path.with_name(_LOCK_FILE), results)
-    compile_and_time(rank_functions(mod)[rank::number], target, sys.stdin.fileno(), reporter)
+    reporter = _Reporter(device, results)
+    with compile_faster(target):
+        compile_and_time(rank_functions(mod)[rank::number], target, sys.stdin.fileno(), reporter)
+
+
+def compile_faster(target: Target) -> contextlib.AbstractContextManager[None]:
+    """Return a context in which CUDA sources of TVM are compiled without headers that take NVRTC a second."""
+    if target.kind.name != "cuda":
+        return contextlib.nullcontext()
+    return override_cuda_compiler(functools.partial(compile_source, arch=str(target.attrs["arch"])))
 
 
 Function = tuple[Any, relax.Function]  # a function of a module and its variable
@@ -286,12 +297,10 @@ class _Reporter:
 
     Attributes:
         device: Device of TVM.
-        lock: File whose lock is held while a function is timed.
         results: File descriptor that gets the seconds.
     """
 
     device: Any
-    lock: Path
     results: int
 
     def report_times(self, compiled: list[tuple[Function, Any]]) -> None:
@@ -300,8 +309,7 @@ class _Reporter:
             (variable, function), executable = compiled.pop(0)
             seconds = None
             if executable is not None:
-                with self.lock.open("w") as file:
-                    fcntl.flock(file, fcntl.LOCK_EX)  # the end of the block releases it
+                with sharing.hold_gpu():
                     try:
                         seconds = _time_executable(executable, variable, function, self.device)
                     except Exception as error:  # of TVM's code or of the device

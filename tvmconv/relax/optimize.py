@@ -13,6 +13,7 @@ import tvm
 from tvm import relax
 from tvm.ir import IRModule
 
+from tvmconv.compiler.cuda_library import PrecompiledExecutable
 from tvmconv.deadline import Deadline
 from tvmconv.errors import Error, ModelError
 from tvmconv.measure.results import PhaseTimer
@@ -82,6 +83,8 @@ class OptimizedModule:
     def compile(self, *, cuda_graph: bool = True) -> Any:
         """Compile the module by TVM's default pipeline and return TVM's executable.
 
+        Libraries that the executable exports contain machine code, even where TVM has no CUDA runtime.
+
         Args:
             cuda_graph: Whether the virtual machine captures the launches of a CUDA model in a CUDA graph at the first
                 call and replays it later, except for the launches that read inputs or write outputs.
@@ -91,7 +94,10 @@ class OptimizedModule:
             >>> executable.export_library("model.so")  # doctest: +SKIP
         """
         with capture_launches(self.target, is_enabled=cuda_graph):
-            return tvm.compile(self.mod, self.target)
+            executable = tvm.compile(self.mod, self.target)
+        if self.target.kind.name != "cuda":
+            return executable
+        return PrecompiledExecutable(executable.mod, str(self.target.attrs["arch"]))
 
 
 def optimize(

@@ -35,8 +35,8 @@ from tvmconv.torch.running_statistics import correct_variance
 PARAMETERS = "Tensor stats, Tensor? weight, Tensor? bias, float eps, str activation"
 SCHEMAS = (
     "batch_norm_stats(Tensor x) -> Tensor",
-    f"batch_norm_act(Tensor x, Tensor? residual, Tensor? residual_stand_in, {PARAMETERS}) -> (Tensor, Tensor)",
-    f"batch_norm_act_backward(Tensor dz, Tensor? second_dz, Tensor x, Tensor? residual, {PARAMETERS})"
+    f"batch_norm_act(Tensor x, Tensor? residual, Tensor? residual_stand_in, {PARAMETERS}) -> (Tensor, Tensor, Tensor)",
+    f"batch_norm_act_backward(Tensor dz, Tensor? second_dz, Tensor x, Tensor? residual, Tensor? mask, {PARAMETERS})"
     " -> (Tensor, Tensor, Tensor)",
     "mean_pixels(Tensor z, Tensor stand_in) -> Tensor",
 )
@@ -110,7 +110,7 @@ def normalize_in_graph(
                 old.lerp_(new.to(old.dtype), momentum)
     if residual is not None and residual_stand_in is not None:
         residual = residual.detach()
-    z, stand_in = batch_norm_act(x, residual, residual_stand_in, stats, weight, bias, eps, activation)
+    z, stand_in, _ = batch_norm_act(x, residual, residual_stand_in, stats, weight, bias, eps, activation)
     return z, stand_in
 
 
@@ -169,14 +169,14 @@ def _run_stats(x: torch.Tensor) -> torch.Tensor:
 
 def _run_act(
     x: torch.Tensor, residual: torch.Tensor | None, residual_stand_in: torch.Tensor | None, *parameters: Any
-) -> tuple[torch.Tensor, torch.Tensor]:
-    x = _lay_out(x)
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    x, mask = _lay_out(x), None
     if x.is_cuda:
         residual = None if residual is None else _lay_out(residual)
-        z = batch_norm_kernels.apply(x, residual, *parameters)
+        z, mask = batch_norm_kernels.apply(x, residual, *parameters)
     else:
         z = _allocate(x).copy_(ACTIVATIONS[parameters[-1]](_compute_argument(x, residual, *parameters[:-1])))
-    return z, x.new_empty(()).expand(z.shape)
+    return z, x.new_empty(()).expand(z.shape), x.new_empty(0, dtype=torch.uint8) if mask is None else mask
 
 
 def _compute_argument(
@@ -190,15 +190,24 @@ def _compute_argument(
 
 
 def _run_backward(
-    dz: torch.Tensor, second_dz: torch.Tensor | None, x: torch.Tensor, residual: torch.Tensor | None, *parameters: Any
+    dz: torch.Tensor,
+    second_dz: torch.Tensor | None,
+    x: torch.Tensor,
+    residual: torch.Tensor | None,
+    mask: torch.Tensor | None,
+    *parameters: Any,
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     gradients = [_lay_out(dz.to(x.dtype))]
     if second_dz is not None:
         second_dz = second_dz.to(x.dtype) if second_dz.dtype is not x.dtype else second_dz
         gradients.append(_squeeze_expanded(second_dz) if x.is_cuda else second_dz)
     x, residual = _lay_out(x), None if residual is None else _lay_out(residual)
-    differentiate = batch_norm_kernels.differentiate if x.is_cuda else _differentiate_by_pytorch
-    dx, parameter_gradients, dresidual = differentiate(gradients, x, residual, *parameters)
+    if x.is_cuda:
+        arguments: list[Any] = [gradients, x, residual, *parameters, mask]
+        results = batch_norm_kernels.differentiate(*arguments)
+    else:
+        results = _differentiate_by_pytorch(gradients, x, residual, *parameters)
+    dx, parameter_gradients, dresidual = results
     return dx, parameter_gradients, x.new_empty(0) if dresidual is None else dresidual
 
 
@@ -244,34 +253,41 @@ def _make_fake_stats(x: torch.Tensor) -> torch.Tensor:
     return x.new_empty((2, x.shape[1]), dtype=torch.float32)
 
 
-def _make_fake_result(x: torch.Tensor, *_: Any) -> tuple[torch.Tensor, torch.Tensor]:
-    return _allocate(x), x.new_empty(()).expand(x.shape)
+def _make_fake_result(
+    x: torch.Tensor, residual: Any, residual_stand_in: Any, *parameters: Any
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    has_mask = x.is_cuda and batch_norm_kernels.can_mask(x, residual, parameters[-1])
+    num_bytes = x.numel() // batch_norm_kernels.get_mask_elements(x) if has_mask else 0
+    return _allocate(x), x.new_empty(()).expand(x.shape), x.new_empty(num_bytes, dtype=torch.uint8)
 
 
 def _make_fake_gradients(
-    dz: torch.Tensor, second_dz: Any, x: torch.Tensor, residual: Any, *_: Any
+    dz: torch.Tensor, second_dz: Any, x: torch.Tensor, residual: Any, mask: Any, *_: Any
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    return _allocate(x), _make_fake_stats(x), x.new_empty(0) if residual is None else _allocate(x)
+    has_residual = residual is not None or mask is not None
+    return _allocate(x), _make_fake_stats(x), _allocate(x) if has_residual else x.new_empty(0)
 
 
 def _set_up(ctx: Any, inputs: Sequence[Any], output: Any) -> None:
     x, residual, residual_stand_in, *parameters = inputs
     stats, weight, bias, ctx.eps, ctx.activation = parameters
-    ctx.has_stand_in = residual_stand_in is not None
-    ctx.save_for_backward(x, residual, stats, weight, bias)
+    ctx.has_stand_in, ctx.has_residual = residual_stand_in is not None, residual is not None
+    mask = output[2] if output[2].numel() else None
+    ctx.mark_non_differentiable(output[2])
+    ctx.save_for_backward(x, residual if mask is None else None, mask, stats, weight, bias)
     ctx.set_materialize_grads(False)
 
 
-def _differentiate(ctx: Any, dz: torch.Tensor | None, dz_of_stand_in: torch.Tensor | None) -> tuple[Any, ...]:
-    x, residual, stats, weight, bias = ctx.saved_tensors
+def _differentiate(ctx: Any, dz: torch.Tensor | None, dz_of_stand_in: torch.Tensor | None, _: Any) -> tuple[Any, ...]:
+    x, residual, mask, stats, weight, bias = ctx.saved_tensors
     gradients = [each for each in (dz, dz_of_stand_in) if each is not None]
     if not gradients:
         return (None,) * (3 + NUM_PARAMETERS)
     first, second = gradients if len(gradients) > 1 else (*gradients, None)
     dx, parameter_gradients, dresidual = batch_norm_act_backward(
-        first, second, x, residual, stats, weight, bias, ctx.eps, ctx.activation
+        first, second, x, residual, mask, stats, weight, bias, ctx.eps, ctx.activation
     )
-    of_residual = (None, dresidual) if ctx.has_stand_in else (None if residual is None else dresidual, None)
+    of_residual = (None, dresidual) if ctx.has_stand_in else (dresidual if ctx.has_residual else None, None)
     dweight, dbias = (
         None if parameter is None else gradient.to(parameter.dtype)
         for parameter, gradient in zip((weight, bias), parameter_gradients.unbind(), strict=True)

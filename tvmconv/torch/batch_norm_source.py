@@ -8,16 +8,17 @@ the same bits in each run.
 | kernel | reads | writes |
 | --- | --- | --- |
 | `sum_elements`, `finish_stats` | x | mean and variance of each channel |
-| `apply` | x, residual | z = activation(scale * (x - mean) + bias + residual) |
-| `sum_gradients`, `finish_gradients` | x, residual, gradients of z | gradients of weight, bias and residual |
+| `apply` | x, residual | z = activation(scale * (x - mean) + bias + residual), mask |
+| `sum_gradients`, `finish_gradients` | x, residual or mask, gradients of z | gradients of weight, bias and residual |
 | `apply_gradients` | x, gradient | gradient of x |
 
 The gradients are those of Ioffe and Szegedy, "Batch Normalization", 2015. The gradient of z may be the sum of two
 arrays, or of one and of a number for each channel of each sample. The activation's derivative is computed from x and
-the residual again, which takes less time than to read z. Kernels that read what a previous one has just read take the
-rows in reverse order, because the last ones are still in the L2 cache. Most tensors of a network are so small that
-launches take as long as their bytes. From sm_90 on, each kernel therefore starts while the one before it on the stream
-ends, and waits for its end before it reads memory.
+the residual again, which takes less time than to read z. With a residual, `apply` also stores where a derivative of 0
+or 1 is 1, in a byte for each vector, and `sum_gradients` reads this mask in place of the residual. Kernels that read
+what a previous one has just read take the rows in reverse order, because the last ones are still in the L2 cache. Most
+tensors of a network are so small that launches take as long as their bytes. From sm_90 on, each kernel therefore starts
+while the one before it on the stream ends, and waits for its end before it reads memory.
 """
 
 from __future__ import annotations
@@ -30,6 +31,7 @@ STATS_ROWS_IN_FLIGHT = 8  # the same where it loads one array and has registers 
 COMBINED_CHANNELS, COMBINING_THREADS = 32, 32  # channels of a CTA that adds up a workspace, and its threads for each
 
 # Second gradients of the result: none, an array, or a number for each channel of each sample.
+BINARY_ACTIVATIONS = "relu", "relu6"  # whose derivatives are 0 or 1
 SECOND_GRADIENTS = NO_SECOND, SECOND_ARRAY, SECOND_OF_SAMPLES = "", "array", "samples"
 
 # Activations of u, and their derivatives.
@@ -106,8 +108,8 @@ extern "C" __global__ void finish_stats(const Element* x, const float* workspace
 
 APPLY = """
 extern "C" __global__ void __launch_bounds__(THREADS)
-apply(const Element* x, const Element* residual, Element* z, const float* stats, const float* weight, const float* bias,
-      int rows, int channels, float eps) {
+apply(const Element* x, const Element* residual, Element* z, unsigned char* mask, const float* stats,
+      const float* weight, const float* bias, int rows, int channels, float eps) {
   begin();
   int first = (blockIdx.x * blockDim.x + threadIdx.x) * VECTOR, step = gridDim.y * blockDim.y;
   if (first >= channels) return;
@@ -125,12 +127,16 @@ apply(const Element* x, const Element* residual, Element* z, const float* stats,
       int row = rows - 1 - number - j * step;
       if (row < 0) break;
       Vector zs;
+      unsigned bits = 0;
       for (int i = 0; i < VECTOR; ++i) {
         float u = (widen(xs[j].values[i]) - affine.mean[i]) * affine.scale[i] + affine.bias[i];
         if (HAS_RESIDUAL) u += widen(residuals[j].values[i]);
         zs.values[i] = narrow(activate(u));
+        if (HAS_MASK && derive(u) != 0.0f) bits |= 1u << i;
       }
-      store(z, (size_t)row * channels + first, zs);
+      size_t offset = (size_t)row * channels + first;
+      store(z, offset, zs);
+      if (HAS_MASK) mask[offset / VECTOR] = bits;
     }
   }
 }
@@ -143,23 +149,23 @@ __device__ Vector load_second(const Element* dz2, int row, int pixels, int chann
 }
 
 // The derivative of the activation times the gradient of z, which is the gradient of the residual.
-__device__ Vector differentiate(const Vector& x, const Vector& residual, const Vector& dz, const Vector& dz2,
-                                const Affine& affine) {
+__device__ Vector differentiate(const Vector& x, const Vector& residual, unsigned bits, const Vector& dz,
+                                const Vector& dz2, const Affine& affine) {
   Vector gradient;
   for (int i = 0; i < VECTOR; ++i) {
     float u = (widen(x.values[i]) - affine.mean[i]) * affine.scale[i] + affine.bias[i];
-    if (HAS_RESIDUAL) u += widen(residual.values[i]);
+    if (HAS_RESIDUAL && !HAS_MASK) u += widen(residual.values[i]);
     float sum = widen(dz.values[i]);
     if (HAS_SECOND_GRADIENT) sum += widen(dz2.values[i]);
-    gradient.values[i] = narrow(sum * derive(u));
+    gradient.values[i] = narrow(sum * (HAS_MASK ? (bits >> i & 1 ? 1.0f : 0.0f) : derive(u)));
   }
   return gradient;
 }
 
 extern "C" __global__ void __launch_bounds__(THREADS)
-sum_gradients(const Element* x, const Element* residual, const Element* dz, const Element* dz2, Element* gradients,
-              float* workspace, const float* stats, const float* weight, const float* bias, int rows, int channels,
-              int pixels, float eps) {
+sum_gradients(const Element* x, const Element* residual, const unsigned char* mask, const Element* dz,
+              const Element* dz2, Element* gradients, float* workspace, const float* stats, const float* weight,
+              const float* bias, int rows, int channels, int pixels, float eps) {
   begin();
   int first = (blockIdx.x * blockDim.x + threadIdx.x) * VECTOR, step = gridDim.y * blockDim.y;
   float sums[2][VECTOR] = {};
@@ -167,19 +173,23 @@ sum_gradients(const Element* x, const Element* residual, const Element* dz, cons
     Affine affine(stats, weight, bias, channels, first, eps);
     for (int row = blockIdx.y * blockDim.y + threadIdx.y; row < rows; row += ROWS_IN_FLIGHT * step) {
       Vector xs[ROWS_IN_FLIGHT], residuals[ROWS_IN_FLIGHT], dzs[ROWS_IN_FLIGHT], dzs2[ROWS_IN_FLIGHT];
+      unsigned bits[ROWS_IN_FLIGHT];
 #pragma unroll
       for (int j = 0; j < ROWS_IN_FLIGHT; ++j) {
         int near = min(row + j * step, rows - 1);
         size_t offset = (size_t)near * channels + first;
         xs[j] = load(x, offset);
-        if (HAS_RESIDUAL) residuals[j] = load(residual, offset);
+        if (HAS_MASK)
+          bits[j] = mask[offset / VECTOR];
+        else if (HAS_RESIDUAL)
+          residuals[j] = load(residual, offset);
         dzs[j] = load(dz, offset);
         if (HAS_SECOND_GRADIENT) dzs2[j] = load_second(dz2, near, pixels, channels, first);
       }
 #pragma unroll
       for (int j = 0; j < ROWS_IN_FLIGHT; ++j) {
         if (row + j * step >= rows) break;
-        Vector gradient = differentiate(xs[j], residuals[j], dzs[j], dzs2[j], affine);
+        Vector gradient = differentiate(xs[j], residuals[j], bits[j], dzs[j], dzs2[j], affine);
         for (int i = 0; i < VECTOR; ++i) {
           float value = widen(gradient.values[i]);
           sums[0][i] += value;
@@ -230,7 +240,7 @@ apply_gradients(const Element* x, const Element* dz, const Element* dz2, Element
     for (int j = 0; j < ROWS_IN_FLIGHT; ++j) {
       int row = rows - 1 - number - j * step;
       if (row < 0) break;
-      Vector gradient = HAS_RESIDUAL ? dzs[j] : differentiate(xs[j], xs[j], dzs[j], dzs2[j], affine), dxs;
+      Vector gradient = HAS_RESIDUAL ? dzs[j] : differentiate(xs[j], xs[j], 0, dzs[j], dzs2[j], affine), dxs;
       for (int i = 0; i < VECTOR; ++i) {
         float difference = widen(xs[j].values[i]) - affine.mean[i];
         float value = widen(gradient.values[i]) - mean_gradient[i] - difference * slope[i];
@@ -251,6 +261,7 @@ def make_source(
     vector: int,
     has_residual: bool = False,
     second: str = NO_SECOND,
+    has_mask: bool = False,
 ) -> str:
     """Return the source of some kernels.
 
@@ -261,6 +272,7 @@ def make_source(
         vector: Channels of a thread, which divide the channels.
         has_residual: Whether a residual is added before the activation.
         second: What the gradient of the result is the sum of besides one array, as `SECOND_GRADIENTS` names it.
+        has_mask: Whether a mask of the activation's derivative is written, or read.
     """
     value, derivative = ACTIVATIONS[activation]
     macros = {
@@ -269,6 +281,7 @@ def make_source(
         "ROWS_IN_FLIGHT": ROWS_IN_FLIGHT,
         "STATS_ROWS_IN_FLIGHT": STATS_ROWS_IN_FLIGHT,
         "HAS_RESIDUAL": int(has_residual),
+        "HAS_MASK": int(has_mask),
         "HAS_SECOND_GRADIENT": SECOND_GRADIENTS.index(second),
         "COMBINED_CHANNELS": COMBINED_CHANNELS,
         "COMBINING_THREADS": COMBINING_THREADS,

@@ -18,7 +18,8 @@ class FilterRowsProduct(MatrixProduct):
     epilogue: tuple[str, ...]  # operations on each sum
     argument_dtypes: tuple[str, ...]  # dtypes of the arguments
     extents: ImplicitGemmShape  # filters, pixels, and products of each
-    dilation: tuple[int, ...] = (1,)
+    dilation: tuple[int, ...]
+    halo_width: int  # distance in pixels from the first to the last tap of a filter row
     output_size: tuple[int, ...] = (1,)
     kernel: tuple[int, ...] = (1,)
     stride: tuple[int, ...] = (1,)
@@ -28,7 +29,8 @@ class FilterRowsProduct(MatrixProduct):
         """Return the product of a convolution."""
         shape = ImplicitGemmShape.from_workload(w)
         shape = shape._replace(m=shape.n, n=shape.m)
-        return cls(w.dtype, w.storage, w.epilogue, w.argument_dtypes, shape)
+        halo_width = w.dilation[-1] * (w.kernel[-1] - 1)
+        return cls(w.dtype, w.storage, w.epilogue, w.argument_dtypes, shape, w.dilation, halo_width)
 
     @property
     def shape(self) -> ImplicitGemmShape:

@@ -5,31 +5,36 @@ Only elements of equal channels are used: an eighth, for which mma.sync still ta
 of an 8 × 8 matrix of ldmatrix is the octet of a pixel, and both operands are transposed on the way to registers. A tap
 is only another address, and no element is packed or converted.
 
-A CTA copies a tile of dY and the window of X below it to shared memory. A warp keeps the fragments of dY of all rows of
-a strip, and multiplies each fragment of X by those of all rows that reach it by a tap. It keeps the sums of an octet
-over all tiles of the CTA's part of the pixels. The warps of a CTA then add their diagonals in shared memory, and a
-second kernel adds the parts in order, so that each run returns the same bits.
+A warp of a CTA copies tiles of dY and the windows of X below them by TMA, with zeros outside of the images, while the
+others multiply those before. A swizzle as wide as the channels of a pixel keeps ldmatrix free of bank conflicts, and is
+the same in all rows, because these are multiples of eight pixels. A warp keeps the fragments of dY of all rows of a
+strip, and multiplies each fragment of X by those of all rows that reach it by a tap. It keeps the sums of an octet over
+all tiles of the CTA's part of the pixels. The warps of a CTA then add their diagonals in shared memory, and a second
+kernel adds the parts in order, so that each run returns the same bits.
 
-Source: PTX ISA, "mma.sync", "ldmatrix" and "cp.async".
+Source: PTX ISA, "mma.sync", "ldmatrix" and "cp.async.bulk.tensor".
 """
 
 from __future__ import annotations
 
 import math
 from collections import defaultdict
-from collections.abc import Callable, Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 
 from tvm.s_tir import Schedule
 from tvm.script import tirx as T  # noqa: N812  (TVM's own name for it)
 
+from tvmconv import tensor_map as maps
 from tvmconv.registry import schedule
 from tvmconv.requirements import CHANNELS_LAST_LAYOUT, all_of
 from tvmconv.space import Knobs
 from tvmconv.target import WARP_SIZE
 from tvmconv.workloads import epilogue
 from tvmconv.workloads.conv_gradient import WeightGradient
-from tvmconv.workloads.dtypes import ACCUMULATOR
+from tvmconv.workloads.dtypes import ACCUMULATOR, get_itemsize
 
+from ....primitives import disable_buffer_reuse
 from ....tir_builder import (
     Buffer,
     Expr,
@@ -37,6 +42,8 @@ from ....tir_builder import (
     allocate,
     block_axes,
     build_schedule,
+    declare_tensor_map,
+    emit_call,
     emit_ptx,
     fill_zeros,
     if_,
@@ -51,12 +58,20 @@ from ....tir_builder import (
 )
 from ...gradient_operators import WGRAD
 from ...nhwc_direct.sum_of_parts import emit_sum_of_parts
-from ..gemm.atoms import MmaSyncAtom, ThreadPosition, ldmatrix_x4
-from ..gemm.cp_async import cp_async
+from ..gemm.atoms import MmaSyncAtom, ThreadPosition, ldmatrix_x4, named_barrier_sync
 from ..gemm.cta import allocate_smem, allow_dependent_launch
-from ..gemm.pipelines import CpAsyncPipeline
+from ..gemm.pipelines import PipelineState, TmaPipeline, fence_barrier_init
+from ..gemm.tma import TmaCopy, prefetch_tensor_maps
 from ..implicit_gemm_shape import VECTOR_BYTES
-from .diagonal_wgrad_config import OCTET, DiagonalWgradConfig, can_multiply_octets
+from .diagonal_wgrad_config import (
+    OCTET,
+    STAGE_ALIGNMENT_BYTES,
+    SWIZZLE_PIXELS,
+    DiagonalWgradConfig,
+    can_multiply_octets,
+)
+
+COMPUTE_BARRIER = 1  # named barrier of the warps that multiply
 
 
 @schedule(
@@ -68,7 +83,7 @@ from .diagonal_wgrad_config import OCTET, DiagonalWgradConfig, can_multiply_octe
     starting_configs=DiagonalWgradConfig.list_starting_configs,
     supersedes=("implicit_gemm",),
     device_kinds=("cuda",),
-    min_arch=80,
+    min_arch=90,
 )
 def depthwise_diagonal(s: Schedule, w: WeightGradient, k: Knobs) -> Schedule:
     """Multiply octets of channels of X and dY over tiles of pixels, keep diagonals, and add parts in order."""
@@ -77,7 +92,7 @@ def depthwise_diagonal(s: Schedule, w: WeightGradient, k: Knobs) -> Schedule:
 
     def emit(arguments: dict[str, Buffer]) -> None:
         workspace = allocate("partial_sums", int(config.num_parts) * num_sums, ACCUMULATOR, "global")
-        DiagonalWgradKernel(config, arguments, workspace).emit()
+        emit_products(config, arguments, workspace)
 
         def store_result(number: Expr, value: Expr) -> None:
             index = shape.array_index(number % w.C, shape.tap_from_index(number // w.C), 0)
@@ -88,48 +103,133 @@ def depthwise_diagonal(s: Schedule, w: WeightGradient, k: Knobs) -> Schedule:
 
         emit_sum_of_parts(int(config.num_parts), num_sums, workspace, store_result)
 
-    return build_schedule(w, emit)
+    built = build_schedule(w, emit)
+    disable_buffer_reuse(built)  # TVM does not see the accesses of TMA
+    return built
+
+
+def emit_products(config: DiagonalWgradConfig, arguments: dict[str, Buffer], workspace: Buffer) -> None:
+    """Emit the first kernel, which stores sums (parts, taps, channels)."""
+    dy, x = config.w.OPERANDS
+    boxes = ((config.pixels_x, config.strip_rows), (config.window_columns, config.window_rows))
+    sizes = config.shape.output_size, config.shape.input_size
+    gradient_map, input_map = (
+        declare_tensor_map(f"{name}_map", arguments[name], make_pixels_map(config, size, box))
+        for name, size, box in zip((dy, x), sizes, boxes, strict=True)
+    )
+    compute_threads, stages = int(config.compute_warps) * WARP_SIZE, int(config.stages)
+    blocks = int(config.octet_blocks) * int(config.filter_blocks)
+    with (
+        block_axes(int(config.num_parts), blocks) as (part, block),
+        thread_axis(int(config.num_threads), "threadIdx.x") as thread,
+    ):
+        smem = allocate_smem(int(config.smem_bytes), STAGE_ALIGNMENT_BYTES)
+        barriers = smem + to_uint32(int(config.barrier_offset_bytes))
+        sizes_bytes = int(config.stage_pitch), barriers, stages, int(config.stage_bytes)
+        pipeline = TmaPipeline(smem, *sizes_bytes, num_consumers=int(config.compute_warps))
+        with if_(thread == compute_threads):
+            prefetch_tensor_maps([gradient_map, input_map])
+        with if_(thread == 0):
+            pipeline.init_barriers()
+            fence_barrier_init()
+        emit_call(T.cuda.cta_sync())
+        allow_dependent_launch()
+        kernel = DiagonalWgradKernel(config, workspace, pipeline, smem, part, block, thread)
+        with if_(thread < compute_threads):
+            kernel.compute()
+        with if_(kernel.position.is_first_of_warp(compute_threads // WARP_SIZE)):
+            kernel.copy_tiles(gradient_map, input_map)
+
+
+def make_pixels_map(config: DiagonalWgradConfig, size: Sequence[int], box: tuple[int, int]) -> maps.TensorMap:
+    """Return the tensor map of dY or X: channels, columns, rows, planes and images; `box` has columns and rows."""
+    w, (planes, height, width) = config.w, size
+    extents = w.C, width, height, planes, w.N
+    strides = [w.C * math.prod(extents[1:axis]) for axis in range(1, len(extents))]
+    whole_box = int(config.octets) * OCTET, int(box[0]), int(box[1]), 1, 1
+    pixel_bytes = int(config.pixel_bytes)
+    swizzle = pixel_bytes if pixel_bytes > VECTOR_BYTES else 0
+    return maps.make_tiled_map(w.storage, get_itemsize(w.storage), extents, tuple(strides), whole_box, swizzle)
 
 
 class DiagonalWgradKernel:
-    """Emitter of the first kernel, which stores sums (parts, taps, channels)."""
+    """What the warps of a CTA share, whatever their roles."""
 
-    def __init__(self, config: DiagonalWgradConfig, arguments: dict[str, Buffer], workspace: Buffer) -> None:
+    def __init__(
+        self,
+        config: DiagonalWgradConfig,
+        workspace: Buffer,
+        pipeline: TmaPipeline,
+        smem: Expr,
+        part: Expr,
+        block: Expr,
+        thread: Expr,
+    ) -> None:
         self.config, self.shape, self.workspace = config, config.shape, workspace
-        self.dy, self.x = (arguments[name] for name in config.w.OPERANDS)
+        self.pipeline, self.smem, self.part = pipeline, smem, part
         self.atom = MmaSyncAtom(config.w.dtype, config.w.dtype)
-        self.pixel_bytes = int(config.pixel_chunks) * VECTOR_BYTES
+        self.pixel_bytes = int(config.pixel_bytes)
+        self.state = PipelineState("tile", int(config.stages))
+        self.position = ThreadPosition(thread)
+        warp = self.position.warp
+        self.octet, self.tap_warp = warp % config.octets, warp // config.octets % config.warps_taps
+        self.pixel_warp = warp // (config.octets * config.warps_taps)
+        filter_block, self.first_octet = block % config.filter_blocks, block // config.filter_blocks * config.octets
+        self.filter_plane = filter_block // config.row_blocks
+        self.filter_row = filter_block % config.row_blocks * config.filter_rows
 
-    def emit(self) -> None:
-        """Emit the kernel."""
+    @contextmanager
+    def for_each_tile(self) -> Iterator[Expr]:
+        """Open the loop over the tiles of the CTA."""
         config = self.config
-        blocks = int(config.octet_blocks) * int(config.filter_blocks)
-        with (
-            block_axes(int(config.num_parts), blocks) as (part, block),
-            thread_axis(config.num_threads, "threadIdx.x") as thread,
-        ):
-            allow_dependent_launch()
-            self.smem = allocate_smem(int(config.smem_bytes))
-            self.position, self.part = ThreadPosition(thread), part
-            warp = self.position.warp
-            self.octet, self.tap_warp = warp % config.octets, warp // config.octets % config.warps_taps
-            self.pixel_warp = warp // (config.octets * config.warps_taps)
-            filter_block, self.first_octet = block % config.filter_blocks, block // config.filter_blocks * config.octets
-            self.filter_plane = filter_block // config.row_blocks
-            self.filter_row = filter_block % config.row_blocks * config.filter_rows
-            self.accumulators = allocate("accumulators", config.num_accumulators, ACCUMULATOR)
-            fill_zeros(self.accumulators, config.num_accumulators)
-            self.locate_lane()
-            pipeline = CpAsyncPipeline(config.stages)
-            pipeline.fill(config.iterations, self.copy)
-            pipeline.run(config.iterations, self.copy, self.multiply, self.is_valid)
-            pipeline.drain()
-            self.store_sums()
+        with serial_loop(int(config.iterations), "iteration") as iteration:
+            tile = self.part * config.iterations + iteration
+            with if_(is_below(tile, config.num_tiles, config.iterations)):
+                yield tile
 
-    def is_valid(self, iteration: Expr) -> Expr:
-        """Return whether the CTA has a tile of pixels."""
-        config = self.config
-        return is_below(self.part * config.iterations + iteration, config.num_tiles, config.iterations)
+    def copy_tiles(self, gradient_map: Expr, input_map: Expr) -> None:
+        """Copy the tiles of dY and the windows of X below them, with zeros outside of the images; run by one thread."""
+        config, shape, pipeline, state = self.config, self.shape, self.pipeline, self.state
+        (step, step_y, step_x), (dilation, dilation_y, _) = shape.strides, shape.dilations
+        window_bytes, strip_bytes = (
+            int(pixels) // int(config.strips) * self.pixel_bytes
+            for pixels in (config.input_pixels, config.gradient_pixels)
+        )
+        window_plane = self.filter_plane * dilation - shape.pad_low[0]
+        window_row = self.filter_row * dilation_y - shape.pad_low[1]
+        channel = self.first_octet * OCTET
+        with self.for_each_tile() as tile:
+            pipeline.producer_acquire(state.index, state.phase)
+            stage, barrier = pipeline.stage_address(state.index), pipeline.full_barrier(state.index)
+            column = tile % config.tiles_x * config.pixels_x
+            for number in range(int(config.strips)):
+                image, plane, row = self.locate_strip(tile // config.tiles_x * config.strips + number)
+                window = column * step_x - shape.pad_low[2], row * step_y + window_row, plane * step + window_plane
+                destination = stage + to_uint32(number * window_bytes)
+                TmaCopy(input_map, barrier).issue(destination, (channel, *window, image))
+                destination = stage + to_uint32(int(config.strips) * window_bytes + number * strip_bytes)
+                TmaCopy(gradient_map, barrier).issue(destination, (channel, column, row, plane, image))
+            state.advance()
+
+    def locate_strip(self, strip: Expr) -> tuple[Expr, Expr, Expr]:
+        """Return the image, the plane and the first row of a strip of dY; the image of a strip too many is too high."""
+        image_plane, planes = strip // self.config.tiles_y, self.shape.output_size[0]
+        return image_plane // planes, image_plane % planes, strip % self.config.tiles_y * self.config.strip_rows
+
+    def compute(self) -> None:
+        """Multiply all tiles and store the sums; run by all threads but those of the last warp."""
+        config, pipeline, state = self.config, self.pipeline, self.state
+        self.accumulators = allocate("accumulators", int(config.num_accumulators), ACCUMULATOR)
+        fill_zeros(self.accumulators, int(config.num_accumulators))
+        self.locate_lane()
+        with self.for_each_tile():
+            pipeline.consumer_wait(state.index, state.phase)
+            self.multiply(pipeline.stage_address(state.index))
+            emit_call(T.cuda.warp_sync())
+            with if_(self.position.lane == 0):
+                pipeline.consumer_arrive(state.index)
+            state.advance()
+        self.store_sums()
 
     def locate_lane(self) -> None:
         """Compute the places of the rows of the lane's matrices in a stage, and allocate fragments.
@@ -144,88 +244,28 @@ class DiagonalWgradKernel:
         row = second * stride_y if is_row else 0
         row = row + self.tap_warp * (config.taps_y * shape.dilations[1])
         column = (pixel if is_row else pixel + second * 8) * stride_x
-        input_pixel = row * config.window_columns + column
-        place = to_uint32(input_pixel * self.pixel_bytes + self.octet * VECTOR_BYTES)
-        self.single_input = Register("single_input", "uint32", place).value
-        step = to_uint32(first * (shape.dilations[2] * self.pixel_bytes))
-        self.paired_input = Register("paired_input", "uint32", self.single_input + step).value
+        input_pixel = Register("input_pixel", value=row * config.window_columns + column).value
+        self.input_places = allocate("input_place", config.column_pairs, "uint32")
+        for pair in range(config.column_pairs):
+            has_both = 2 * pair + 1 < shape.kernel_size[2]
+            tap = 2 * pair + (first if has_both else 0)
+            store(self.input_places, pair, self.locate_pixel(input_pixel + tap * shape.dilations[2]))
         row, column = (first, pixel) if is_row else (0, pixel + first * 8)
-        gradient_pixel = config.input_pixels + (row + second * config.mma_rows) * config.pixels_x + column
-        place = to_uint32(gradient_pixel * self.pixel_bytes + self.octet * VECTOR_BYTES)
+        gradient_pixel = (row + second * config.mma_rows) * config.pixels_x + column
+        place = to_uint32(config.input_pixels * self.pixel_bytes) + self.locate_pixel(gradient_pixel)
         self.gradient_place = Register("gradient_place", "uint32", place).value
         self.gradient = allocate("gradient", int(config.row_units) * self.atom.b_registers, "uint32")
 
-    def copy(self, iteration: Expr, stage: Expr) -> None:
-        """Start the copies of a tile of dY and of the window of X below it, with zeros outside of the images."""
-        config, shape = self.config, self.shape
-        tile = self.part * config.iterations + iteration
-        with if_(self.is_valid(iteration)):
-            first_strip = Register("first_strip", value=tile // config.tiles_x * config.strips).value
-            column = Register("column", value=tile % config.tiles_x * config.pixels_x).value
-            address = Register("copy_address", "uint32", self.smem + to_uint32(stage * config.stage_bytes)).value
-            window_row = self.filter_row * shape.dilations[1] - shape.pad_low[1]
-            window_plane = self.filter_plane * shape.dilations[0] - shape.pad_low[0]
+    def locate_pixel(self, pixel: Expr) -> Expr:
+        """Return the place of the warp's octet of a pixel, whose chunks the swizzle exchanges."""
+        octets = int(self.config.octets)
+        chunk = self.octet ^ (pixel * octets // SWIZZLE_PIXELS % octets)
+        return to_uint32(pixel * self.pixel_bytes + chunk * VECTOR_BYTES)
 
-            def locate_input(number: Expr) -> tuple[Expr, Expr, Expr]:
-                strip, row = number // config.window_rows, number % config.window_rows
-                image, plane, first_row = self.locate_strip(first_strip + strip)
-                place = plane * shape.strides[0] + window_plane, first_row * shape.strides[1] + window_row + row
-                return image, *place
-
-            def locate_gradient(number: Expr) -> tuple[Expr, Expr, Expr]:
-                strip, row = number // config.strip_rows, number % config.strip_rows
-                image, plane, first_row = self.locate_strip(first_strip + strip)
-                return image, plane, first_row + row
-
-            num_rows, columns = int(config.strips * config.window_rows), int(config.window_columns)
-            first_column = column * shape.strides[2] - shape.pad_low[2]
-            self.copy_rows(self.x, shape.input_size, num_rows, columns, first_column, address, locate_input)
-            address = address + to_uint32(int(config.input_pixels) * self.pixel_bytes)
-            num_rows, columns = int(config.strips * config.strip_rows), int(config.pixels_x)
-            self.copy_rows(self.dy, shape.output_size, num_rows, columns, column, address, locate_gradient)
-
-    def locate_strip(self, strip: Expr) -> tuple[Expr, Expr, Expr]:
-        """Return the image, the plane and the first row of a strip of dY; the image of a strip too many is too high."""
-        image_plane, planes = strip // self.config.tiles_y, self.shape.output_size[0]
-        return image_plane // planes, image_plane % planes, strip % self.config.tiles_y * self.config.strip_rows
-
-    def copy_rows(
-        self,
-        array: Buffer,
-        size: Sequence[int],
-        num_rows: int,
-        num_columns: int,
-        first_column: Expr,
-        address: Expr,
-        locate: Callable[[Expr], tuple[Expr, Expr, Expr]],
-    ) -> None:
-        """Start the copies of rows, each by the lanes of a warp.
-
-        `locate` is a function from the number of a row to its image, plane and row.
-        """
-        config, w = self.config, self.config.w
-        (planes, height, width), octets = size, int(config.octets)
-        with items_loop(num_rows, self.position.warp, int(config.num_warps)) as number:
-            image, plane, row = locate(number)
-            is_inside = logical_and(image < w.N, row >= 0, row < height, plane >= 0, plane < planes)
-            is_inside = Register("is_row_inside", "bool", is_inside).value
-            first = Register("row_index", value=((image * planes + plane) * height + row) * width + first_column).value
-            row_place = to_uint32(number * num_columns * self.pixel_bytes)
-            row_address = Register("row_address", "uint32", address + row_place)
-            with items_loop(num_columns * octets, self.position.lane, WARP_SIZE, is_unrolled=True) as chunk:
-                column, octet = chunk // octets, chunk % octets
-                x, channel_octet = first_column + column, self.first_octet + octet
-                has_channels = is_below(channel_octet, config.num_octets, octets)
-                is_copied = logical_and(is_inside, x >= 0, x < width, has_channels)
-                index = T.Select(is_copied, (first + column) * w.C + channel_octet * OCTET, 0)
-                destination = row_address.value + to_uint32(column * self.pixel_bytes + octet * VECTOR_BYTES)
-                cp_async(destination, array, index, VECTOR_BYTES, is_copied)
-
-    def multiply(self, stage: Expr) -> None:
+    def multiply(self, stage_address: Expr) -> None:
         """Multiply the warp's columns of the strips of a tile."""
         config = self.config
         columns = int(config.pixels_x) // int(config.mma_columns)
-        stage_address = self.smem + to_uint32(stage * config.stage_bytes)
         with items_loop(int(config.items_per_tile), self.pixel_warp, int(config.warps_pixels)) as item:
             strip, column = item // columns, item % columns * config.mma_columns
             row, first = strip * config.window_rows, column * self.shape.strides[2]
@@ -257,10 +297,8 @@ class DiagonalWgradKernel:
         size, count = self.atom.b_registers, self.atom.num_accumulators
         for row, products in sorted(row_taps.items()):
             for pair in range(config.column_pairs):
-                has_both = 2 * pair + 1 < shape.kernel_size[2]
-                pixel = row * int(config.window_columns) + 2 * pair * shape.dilations[2]
-                place = self.paired_input if has_both else self.single_input
-                ldmatrix_x4(a_registers, address + place + to_uint32(pixel * self.pixel_bytes), transposed=True)
+                offset = to_uint32(row * int(config.window_columns) * self.pixel_bytes)
+                ldmatrix_x4(a_registers, address + self.input_places[pair] + offset, transposed=True)
                 for unit, tap in products:
                     first = (tap * config.column_pairs + pair) * count
                     sums = [self.accumulators[first + e] for e in range(count)]
@@ -271,8 +309,10 @@ class DiagonalWgradKernel:
         config, shape, lane = self.config, self.shape, self.position.lane
         channels, columns = int(config.octets) * OCTET, 2 * config.column_pairs
         filter_rows, num_columns = int(config.filter_rows), shape.kernel_size[2]
+        compute_threads = int(config.compute_warps) * WARP_SIZE
         value = allocate("diagonal", 1, "uint32")
         # Registers 0 and 1 have columns 2 (lane % 4) and the next one of row lane / 4, registers 2 and 3 of row + 8.
+        named_barrier_sync(COMPUTE_BARRIER, compute_threads)  # all warps have read the stages
         channel = self.octet * OCTET + lane // 4
         first = (self.pixel_warp * filter_rows + self.tap_warp * config.taps_y) * (columns * channels) + channel
         address = Register("sum_address", "uint32", self.smem + to_uint32(first * 4)).value
@@ -285,9 +325,9 @@ class DiagonalWgradKernel:
                     store(value, 0, T.reinterpret("uint32", diagonal))
                     offset = (tap * columns + column) * (channels * 4)
                     emit_ptx("st.shared.b32", address + to_uint32(offset), value[0])
-        emit_ptx("bar.sync", T.uint32(0))
+        named_barrier_sync(COMPUTE_BARRIER, compute_threads)
         total = allocate("total", 1, ACCUMULATOR)
-        with items_loop(filter_rows * num_columns * channels, self.position.thread, int(config.num_threads)) as item:
+        with items_loop(filter_rows * num_columns * channels, self.position.thread, compute_threads) as item:
             channel, column = item % channels, item // channels % num_columns
             row = item // (channels * num_columns)
             exists = [is_below(self.filter_row + row, shape.kernel_size[1], filter_rows)]

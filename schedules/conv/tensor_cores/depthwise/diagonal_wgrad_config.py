@@ -15,10 +15,10 @@ from tvmconv.target import (
     CLOCKS_PER_MATRIX_MULTIPLY,
     H200,
     L2_CLOCKS,
+    LINE_BYTES,
     REGISTERS_PER_MULTIPROCESSOR,
     SCHEDULERS,
     SECTOR_BYTES,
-    WARP_SIZE,
 )
 from tvmconv.workloads.conv_gradient import WeightGradient
 
@@ -26,6 +26,7 @@ from ...estimated_config import EstimatedTileConfig
 from ...nhwc_direct.wgrad_config import count_positions
 from ...plane_shape import PlaneShape
 from ...tile_config import Rule, combine_overlapping
+from ..gemm.pipelines import BARRIER_BYTES
 from ..implicit_gemm_shape import VECTOR_BYTES
 
 OCTET = 8  # channels of 16 bytes, which a warp multiplies
@@ -38,7 +39,7 @@ MAX_SMALL_IMAGE = 400  # pixels
 PIXELS_X_CHOICES = (8, 16, 32, 48, 64)
 TAPS_Y_CHOICES = (1, 2, 3, 4, 5, 7)
 WARPS_CHOICES = (1, 2, 4, 8)
-STAGES_CHOICES = (2, 3)
+STAGES_CHOICES = (2, 3, 4, 6)
 PARTS_CHOICES = (1, 2, 4, 6, 8, 11, 16, 22, 33, 44, 66, 88, 132, 198, 264)
 MAX_WARPS = 16
 MAX_REGISTERS = 208  # estimated registers per thread
@@ -47,9 +48,10 @@ MAX_UNROLLED = 640  # instructions mma.sync of an item
 MAX_SHARED_BYTES = 227 << 10
 MAX_COLUMNS_RATIO = 1.5  # columns of all tiles, relative to those of dY
 LDMATRIX_CYCLES = 4  # of shared memory: four matrices
-COPY_INSTRUCTIONS = 9  # of the copy of 16 bytes, with its address and guards
-ROW_INSTRUCTIONS = 30  # of the address of a row that is copied
+ITEM_INSTRUCTIONS = 20  # of the addresses of an item
 ISSUED_PER_CYCLE = 0.72  # instructions of a scheduler, as of `depthwise_mma_sync`
+STAGE_ALIGNMENT_BYTES = 1024  # of the widest swizzle
+SWIZZLE_PIXELS = 8  # pixels after which a swizzle repeats
 # Clock cycles of the second kernel, which starts early, and its bytes per cycle.
 REDUCTION_CYCLES, WORKSPACE_BYTES_PER_CYCLE = 1500, 1500
 
@@ -98,7 +100,8 @@ class DiagonalWgradConfig(EstimatedTileConfig):
         """Return the conditions on every config."""
         return [
             ("tiles have whole products along the columns", lambda t: t.pixels_x % t.mma_columns == 0),
-            (f"at most {MAX_WARPS} warps", lambda t: t.num_warps <= MAX_WARPS),
+            (f"at most {MAX_WARPS} warps multiply", lambda t: t.compute_warps <= MAX_WARPS),
+            ("TMA copies at most 256 columns and rows", lambda t: np.maximum(t.window_columns, t.window_rows) <= 256),
             (f"at most {MAX_UNROLLED} products of a warp are unrolled", lambda t: t.mmas_per_item <= MAX_UNROLLED),
             (f"at most {MAX_REGISTERS} registers per thread", lambda t: t.live_registers <= MAX_REGISTERS),
             (
@@ -118,7 +121,11 @@ class DiagonalWgradConfig(EstimatedTileConfig):
             ("there are at most as many parts as tiles", lambda t: t.parts <= t.num_tiles),
             ("warps along the filter have a row each", lambda t: t.taps_y * (t.warps_taps - 1) < filter_rows),
             ("a warp along the pixels has some", lambda t: t.warps_pixels <= t.items_per_tile),
-            ("a CTA has at least four warps", lambda t: t.num_warps >= 4),
+            ("at least four warps multiply", lambda t: t.compute_warps >= 4),
+            (
+                "a CTA has more tiles than stages",
+                lambda t: (t.stages <= t.iterations) | (t.stages == STAGES_CHOICES[0]),
+            ),
             (
                 "tiles exceed the columns by at most a half",
                 lambda t: t.tiles_x * t.pixels_x <= np.maximum(MAX_COLUMNS_RATIO * columns, MMA_PIXELS),
@@ -230,13 +237,14 @@ class DiagonalWgradConfig(EstimatedTileConfig):
 
     @property
     def window_columns(self) -> Any:
-        """Columns of X below a tile."""
-        return (self.pixels_x - 1) * self.shape.strides[2] + self.shape.window_extent[2]
+        """Columns of X below a tile, and some behind them, so that rows begin with whole swizzles."""
+        columns = (self.pixels_x - 1) * self.shape.strides[2] + self.shape.window_extent[2]
+        return round_up(columns, SWIZZLE_PIXELS)
 
     @property
-    def pixel_chunks(self) -> Any:
-        """Chunks of 16 bytes from a pixel to the next: an odd number, so that ldmatrix has no bank conflicts."""
-        return self.octets + (self.octets + 1) % 2
+    def pixel_bytes(self) -> Any:
+        """Bytes of the channels of a pixel, as wide as a swizzle."""
+        return VECTOR_BYTES * self.octets
 
     @property
     def input_pixels(self) -> Any:
@@ -250,8 +258,13 @@ class DiagonalWgradConfig(EstimatedTileConfig):
 
     @property
     def stage_bytes(self) -> Any:
-        """Bytes of a stage."""
-        return VECTOR_BYTES * self.pixel_chunks * (self.input_pixels + self.gradient_pixels)
+        """Bytes that TMA copies to a stage."""
+        return self.pixel_bytes * (self.input_pixels + self.gradient_pixels)
+
+    @property
+    def stage_pitch(self) -> Any:
+        """Bytes from a stage to the next."""
+        return round_up(self.stage_bytes, STAGE_ALIGNMENT_BYTES)
 
     @property
     def num_cta_sums(self) -> Any:
@@ -260,13 +273,23 @@ class DiagonalWgradConfig(EstimatedTileConfig):
 
     @property
     def smem_bytes(self) -> Any:
-        """Bytes of shared memory; the sums of warps take the place of the stages."""
-        return np.maximum(self.stages * self.stage_bytes, 4 * self.num_cta_sums)
+        """Bytes of shared memory, with the alignment of its start."""
+        return STAGE_ALIGNMENT_BYTES + self.barrier_offset_bytes + 2 * BARRIER_BYTES * self.stages
+
+    @property
+    def barrier_offset_bytes(self) -> Any:
+        """Bytes in front of the barriers; the sums of warps take the place of the stages."""
+        return round_up(np.maximum(self.stages * self.stage_pitch, 4 * self.num_cta_sums), VECTOR_BYTES)
+
+    @property
+    def compute_warps(self) -> Any:
+        """Warps that multiply."""
+        return self.octets * self.warps_taps * self.warps_pixels
 
     @property
     def num_warps(self) -> Any:
-        """Warps per CTA."""
-        return self.octets * self.warps_taps * self.warps_pixels
+        """Warps per CTA, with the one that copies."""
+        return self.compute_warps + 1
 
     @property
     def num_blocks(self) -> Any:
@@ -281,27 +304,24 @@ class DiagonalWgradConfig(EstimatedTileConfig):
         resident = np.minimum(MAX_SHARED_BYTES // (self.smem_bytes + 1024), 64 // self.num_warps)
         resident = np.minimum(resident, REGISTERS_PER_MULTIPROCESSOR // (self.live_registers * self.num_threads))
         resident = np.maximum(1, np.minimum(resident, blocks_per_sm))
+        num_warps = self.compute_warps
         items = ceil_div(self.items_per_tile, self.warps_pixels) * self.warps_pixels * self.octets * self.warps_taps
         mmas = items * self.mmas_per_item
-        rows = np.where(
+        rows = np.where(  # of X that a warp loads
             self.mma_rows == 1,
             count_positions(self.row_units, self.taps_y, shape.strides[1], shape.dilations[1]),
             count_positions(self.row_units, self.taps_y, 2 * shape.strides[1], shape.dilations[1]),
         )
         loads = items * (rows * self.column_pairs + ceil_div(self.row_units, 2))
-        chunks = (self.input_pixels + self.gradient_pixels) * self.octets
-        copied_rows = self.strips * (self.window_rows + self.strip_rows)
-        row_chunks = ceil_div(self.window_columns * self.octets, WARP_SIZE)
-        copies = copied_rows * (ROW_INSTRUCTIONS + COPY_INSTRUCTIONS * row_chunks)
         tiles = self.iterations * blocks_per_sm
-        issued = mmas + 2 * loads + 20 * items + copies
+        issued = mmas + 2 * loads + ITEM_INSTRUCTIONS * items
         conflicts = math.gcd(shape.strides[2], 2)
         cycles = combine_overlapping(
-            tiles * mmas * CLOCKS_PER_MATRIX_MULTIPLY * np.maximum(1, SCHEDULERS / (resident * self.num_warps)),
+            tiles * mmas * CLOCKS_PER_MATRIX_MULTIPLY * np.maximum(1, SCHEDULERS / (resident * num_warps)),
             tiles * issued / (SCHEDULERS * ISSUED_PER_CYCLE),
-            tiles * (loads * LDMATRIX_CYCLES * conflicts + chunks / OCTET),
+            tiles * (loads * LDMATRIX_CYCLES * conflicts + self.stage_bytes / LINE_BYTES),
             tiles * self._copied_bytes / H200_FIT.strips.l2_bytes_per_cycle,
-            ceil_div(blocks_per_sm, resident) * self.iterations * (2 * issued / self.num_warps + L2_CLOCKS),
+            ceil_div(blocks_per_sm, resident) * (self.iterations * 2 * issued / num_warps + L2_CLOCKS),
         )
         start = ceil_div(blocks_per_sm, resident) * (4 * L2_CLOCKS + self.num_cta_sums / self.num_threads * 4)
         sums = self.num_parts * math.prod(self.w.argument_shapes[-1])

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from tvm.script import tirx as T  # noqa: N812  (TVM's own name for it)
 
 from tvmconv.arithmetic import ceil_div
-from tvmconv.target import WARP_SIZE
+from tvmconv.target import WARP_SIZE, WARPGROUP_SIZE
 
 from ....tir_builder import (
     Buffer,
@@ -59,6 +59,7 @@ class ClusterReduction(TileReduction):
     vector_channels: int  # neighbouring channels that a thread stores at a time
     residues: ResidueClasses | None = None  # residue classes of the rows; None if rows are pixels of the output
     output: ChannelsFirstOutput | None = None  # the output, if it is channels first; residuals are as well
+    k_slices: int = 1  # groups of warpgroups with sums of different K tiles
 
     def _wait_for_reads(self) -> None:
         """Wait until all threads of the cluster have read the stages."""
@@ -94,7 +95,11 @@ class ClusterReduction(TileReduction):
         remotes, suffix = [Register(name, "uint32") for name in names], ".v2.b32" if width == 2 else ".b32"
         mnemonic = f"st.shared{suffix}"
         warp_row = thread.warpgroup_thread // WARP_SIZE * 16
-        first_row = thread.warpgroup * (self.m_atoms * self.atom.m) + warp_row + thread.lane // 4
+        warpgroup = thread.warpgroup
+        if self.k_slices > 1:
+            warpgroups = self.num_threads // WARPGROUP_SIZE // self.k_slices
+            split, warpgroup = split * self.k_slices + warpgroup // warpgroups, warpgroup % warpgroups
+        first_row = warpgroup * (self.m_atoms * self.atom.m) + warp_row + thread.lane // 4
         for m_atom in range(self.m_atoms):
             for half in range(2):
                 row = first_row + (m_atom * self.atom.m + half * 8)
@@ -114,7 +119,7 @@ class ClusterReduction(TileReduction):
 
     def _add_up_parts(self, smem: Expr, row: Expr, column: Expr, sums: Buffer, words: Buffer, count: int) -> None:
         """Load neighbouring sums of all CTAs from this CTA's shared memory, and add them up."""
-        for part in range(self.num_ctas):
+        for part in range(self.num_ctas * self.k_slices):
             load_shared(words if part else sums, smem + self._offset(part, row, column), count * ACCUMULATOR_BYTES)
             for e in range(count if part else 0):
                 store(sums, e, sums[e] + T.reinterpret("float32", words[e]))

@@ -44,6 +44,8 @@ class PipelineState:
 
     def index_before(self, distance: int) -> Expr:
         """Return the index of an earlier stage; the distance is at most the number of stages."""
+        if distance == 1:
+            return self.previous_index
         return T.Select(self.index < distance, self.index + (self._stages - distance), self.index - distance)
 
     @property

@@ -143,15 +143,16 @@ def make_fprop(w: Conv, rows_per_copy: int, shares_taps: bool = False, input_box
     )
 
 
-def make_filter_rows(w: Conv, shape: ImplicitGemmShape, pixels_per_copy: int) -> ConvProblem:
+def make_filter_rows(w: Conv, shape: ImplicitGemmShape, pixels_per_copy: int, shares_taps: bool) -> ConvProblem:
     """Return the product of a forward convolution with filters as rows and pixels as columns.
 
     Args:
         w: The convolution, channels last and of one group.
         shape: The extents: filters × pixels.
         pixels_per_copy: Pixels per copy, which TMA limits in tiled mode.
+        shares_taps: Whether all taps along a line are multiplied from one copy of its pixels.
     """
-    problem = make_fprop(w, pixels_per_copy)
+    problem = make_fprop(w, pixels_per_copy, shares_taps)
     return replace(problem, shape=shape, a=problem.b, b=problem.a, has_filter_rows=True)
 
 

@@ -109,6 +109,22 @@ class KRange:
 
 
 @dataclass(frozen=True)
+class SlicedKRange:
+    """The K tiles of a CTA that one of its slices multiplies: every `num_slices`-th one from that of the slice on."""
+
+    whole: KRange  # K tiles of the CTA
+    k_slice: Expr  # index of the slice
+    num_slices: int  # number of slices
+
+    may_be_empty: ClassVar[bool] = True
+
+    @property
+    def count(self) -> Expr:
+        """Number of K tiles."""
+        return (self.whole.count + (self.num_slices - 1) - self.k_slice) // self.num_slices
+
+
+@dataclass(frozen=True)
 class ResidueKRange:
     """The K tiles of a CTA in a work tile of a residue class, of which some have fewer than others."""
 

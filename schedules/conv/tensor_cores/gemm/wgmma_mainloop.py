@@ -26,7 +26,7 @@ from .pipelines import OrderedSequenceBarrier, PipelineState, TmaPipeline
 from .problem import Operand
 from .smem_layout import MatrixDescriptor, SmemLayout
 from .tap_columns import PlaneWindows
-from .tile_scheduler import KRange, ResidueKRange, WorkTile
+from .tile_scheduler import KRange, ResidueKRange, SlicedKRange, WorkTile
 from .tma import TmaCopy
 from .tma_loaders import Position, TapIterator
 
@@ -142,6 +142,7 @@ class WgmmaMainloop:
     block_k: int  # channels per K tile
     taps_per_copy: int = 1  # taps along a line that are multiplied from one copy of A
     rows_per_tap: int = 0  # rows of A from one of these taps to the next
+    shares_columns: bool = False  # whether taps share a copy of B instead, whose rows are the columns of the product
     promotion_k_tiles: int = 0  # K tiles after which accumulators are added to promoted sums; 0: never
     promotions_per_k_tile: int = 1  # of a K tile with more products than are added before a promotion
     promotion_buffers: int = 1  # sets of accumulators; of two, one is promoted while the wgmmas of the other run
@@ -182,7 +183,7 @@ class WgmmaMainloop:
         self,
         accumulators: Accumulators,
         descriptors: tuple[MatrixDescriptor, MatrixDescriptor],
-        k_range: KRange | ResidueKRange,
+        k_range: KRange | ResidueKRange | SlicedKRange,
         pipeline: TmaPipeline,
         state: PipelineState,
         thread: ThreadPosition,
@@ -211,7 +212,9 @@ class WgmmaMainloop:
             multiply = functools.partial(
                 self._multiply_k_tiles, accumulators.registers, descriptors, *stages, warpgroup
             )
-            release = functools.partial(_release_last_stage, *stages)
+            step = k_range.num_slices if isinstance(k_range, SlicedKRange) else 1
+            multiply = functools.partial(multiply, step=step)
+            release = functools.partial(_release_last_stage, *stages, step)
             if self.promotion_steps:
                 assert isinstance(k_range.count, int)
                 promotion = AlternatingPromotion(self, accumulators, descriptors, *stages, self.num_warpgroups)
@@ -244,16 +247,22 @@ class WgmmaMainloop:
         thread: ThreadPosition,
         warpgroup: Expr,
         count: Expr,
+        step: int = 1,
     ) -> None:
-        """Multiply `count` K tiles; the wgmmas of the last one stay in flight, and its stage is not released."""
+        """Multiply `count` K tiles, every `step`-th one; the wgmmas of the last one stay in flight, and its stage is
+        not released.
+        """
         with serial_loop(count, "k_tile") as k_tile:
             pipeline.consumer_wait(state.index, state.phase)
             stage = pipeline.stage_address(state.index)
             self.multiply(registers, descriptors, stage, warpgroup, k_tile > 0)
             with if_(k_tile > 0):
                 wgmma_wait_group(1)
-                pipeline.consumer_release(state.previous_index, thread)
-            state.advance()
+                pipeline.consumer_release(state.index_before(step), thread)
+            if step == 1:
+                state.advance()
+            else:
+                state.skip(step)
 
     def _multiply_with_promotion(
         self,
@@ -380,7 +389,7 @@ class WgmmaMainloop:
         if on_last_issue:
             on_last_issue()
 
-    def sums(self, accumulators: Accumulators, k_range: KRange | ResidueKRange) -> Sequence[Expr]:
+    def sums(self, accumulators: Accumulators, k_range: KRange | ResidueKRange | SlicedKRange) -> Sequence[Expr]:
         """Return the sums of a work tile, which are zeros if it has no K tiles.
 
         Zeros are not stored to accumulators: ptxas would let each wgmma wait for the one before (warning C7510).
@@ -429,18 +438,21 @@ class WgmmaMainloop:
         for k in k_steps:
             tap, channel = divmod(k, self.block_k)
             for m_atom in range(self.m_atoms):
-                row = m_atom * self.rows_per_atom + tap * self.rows_per_tap
+                row, column = m_atom * self.rows_per_atom, tap * self.rows_per_tap
+                a_operand, b_operand = (row + column, channel), (0, k)
+                if self.shares_columns:
+                    a_operand, b_operand = (row, k), (column, channel)
                 first = first_register + m_atom * self.atom.num_accumulators
                 self.atom.emit(
                     [accumulators[first + e] for e in range(self.atom.num_accumulators)],
-                    a_descriptor.encode_operand(a_layout.operand_offset(row, channel, itemsize)),
-                    b_descriptor.encode_operand(b_layout.operand_offset(0, k, itemsize)),
+                    a_descriptor.encode_operand(a_layout.operand_offset(*a_operand, itemsize)),
+                    b_descriptor.encode_operand(b_layout.operand_offset(*b_operand, itemsize)),
                     True if k > k_steps[0] else accumulates,
                 )
         wgmma_commit_group()
 
 
-def _release_last_stage(pipeline: TmaPipeline, state: PipelineState, thread: ThreadPosition) -> None:
-    """Wait for all wgmmas of this warpgroup, and release the stage of the last K tile."""
+def _release_last_stage(pipeline: TmaPipeline, state: PipelineState, thread: ThreadPosition, step: int = 1) -> None:
+    """Wait for all wgmmas of this warpgroup, and release the stage of the last K tile, `step` stages ago."""
     wgmma_wait_group(0)
-    pipeline.consumer_release(state.previous_index, thread)
+    pipeline.consumer_release(state.index_before(step), thread)

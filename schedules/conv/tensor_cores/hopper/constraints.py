@@ -16,9 +16,12 @@ from ...tile_config import Rule
 from ..implicit_gemm_shape import ImplicitGemmShape
 from ..promotion import has_eight_bits, has_float8_sums, has_integer_output
 from .tile_config import (
+    COOPERATIVE,
     MAX_SWIZZLE_BYTES,
+    MIN_SLICED_STAGES,
     OVERHEAD_REGISTERS,
     REALLOCATED_REGISTERS,
+    SWIZZLE_ROWS,
     WGMMA_M_TILES_CHOICES,
     HopperTileConfig,
 )
@@ -31,7 +34,6 @@ RESIDUAL_REGISTERS = 24  # registers per thread of a residual, besides `OVERHEAD
 VECTOR_REGISTERS = 24  # registers per thread of vectors and pixels where warps store the output in place of TMA
 MAX_SHARED_BYTES = 227 << 10  # per CTA
 MIN_SWIZZLE_BYTES = 32  # width of the narrowest swizzle
-SWIZZLE_ROWS = 8  # rows of a swizzle atom
 MIN_BOX_COLUMNS = 32  # 16-bit columns of a box that a search tries
 
 
@@ -111,10 +113,31 @@ def isa_constraints(w: Conv) -> list[Rule]:
             lambda t: (gemm.groups == 1) | (gemm.channels_per_group % t.block_k(gemm.itemsize) == 0),
         ),
         ("a split reduction shares no operands", lambda t: (t.split_k == 1) | (t.multicast_size == 1)),
-        ("clusters share operands only if TMA stores", lambda t: (t.multicast_size == 1) | ~t.uses_smem_reduction(w)),
+        (
+            "clusters share operands only if TMA stores, or if warpgroups divide the k-tiles",
+            lambda t: (t.multicast_size == 1) | ~t.uses_smem_reduction(w) | np.greater(t.k_slices, 1),
+        ),
+        (
+            f"two warpgroups divide k-tiles, of which {MIN_SLICED_STAGES} are in shared memory",
+            lambda t: (
+                np.equal(t.k_slices, 1)
+                | (
+                    (t.warpgroups == 2)
+                    & (t.kernel_schedule == COOPERATIVE)
+                    & (t.stages >= MIN_SLICED_STAGES)
+                    & (t.k_tiles_per_cta(gemm) >= MIN_SLICED_STAGES)
+                )
+            ),
+        ),
         (
             "taps share a copy only if one CTA loads it and its rows fit one swizzle atom",
-            lambda t: (t.taps_per_copy == 1) | ((t.cluster_n == 1) & (t.block_k_bytes <= MAX_SWIZZLE_BYTES)),
+            lambda t: (
+                (t.taps_per_copy == 1)
+                | (
+                    (np.where(t.has_filter_rows, t.cluster_m, t.cluster_n) == 1)
+                    & (t.block_k_bytes <= MAX_SWIZZLE_BYTES)
+                )
+            ),
         ),
         ("the slices of a shared operand are whole swizzle atoms", lambda t: t.block_n // t.cluster_m % 8 == 0),
         (

@@ -49,7 +49,7 @@ from .tile_config import (
     REALLOCATED_WGMMA_M_TILES_CHOICES,
     HopperTileConfig,
 )
-from .tma_requirements import can_load_by_tma, has_large_output, is_promising
+from .tma_requirements import can_load_by_tma, describe_lines, has_large_output, is_promising
 
 PIXELS_CHOICES = (32, 64, 80, 96, 112, 128, 144, 160, 176, 192, 208, 224, 240, 256)  # per tile
 OPTIONS: dict[str, Sequence[Any]] = KNOB_OPTIONS | {
@@ -100,13 +100,24 @@ def make_product(w: Conv) -> Conv:
     return cast("Conv", FilterRowsProduct.from_workload(view_for_tma(w)))
 
 
+def list_options(w: Conv) -> dict[str, Sequence[Any]]:
+    """Return the options of all knobs."""
+    viewed = view_for_tma(w)
+    line, is_dense = viewed.output_size[-1], viewed.kernel[-1] > 1 == viewed.stride[-1]
+    shares_taps = is_dense and any(line % pixels == 0 for pixels in PIXELS_CHOICES)
+    return OPTIONS | {"taps_per_copy": (1, viewed.kernel[-1]) if shares_taps else (1,)}
+
+
 def list_rules(w: Conv) -> list[Rule]:
     """Return the conditions that every config meets."""
-    product = make_product(w)
+    product, line = make_product(w), view_for_tma(w).output_size[-1]
     return [
         *isa_constraints(product),
         *resource_constraints(product),
-        ("the pixels of a tile are whole rows of stmatrix", lambda t: t.block_n % 16 == 0),
+        (
+            "taps share a copy of pixels of one line",
+            lambda t: np.equal(t.taps_per_copy, 1) | (line % t.block_n == 0),
+        ),
     ]
 
 
@@ -121,12 +132,12 @@ def list_best_configs(w: Conv) -> list[dict[str, Any]]:
         rules = list_rules(w)
         if name == PINGPONG:
             rules.append(("some CTA computes several tiles", lambda t: t.computes_several_tiles(shape)))
-        options = OPTIONS | {"kernel_schedule": (name,), "output_stages": OUTPUT_STAGES_CHOICES[:1]}
+        options = list_options(w) | {"kernel_schedule": (name,), "output_stages": OUTPUT_STAGES_CHOICES[:1]}
         if name == COOPERATIVE:
             options |= {"wgmma_m_tiles": KNOB_OPTIONS["wgmma_m_tiles"]}
-        ranked += list_best(options, rules, estimate, STARTING_SCHEDULES.count(name))
+        ranked += list_best(options, rules, estimate, STARTING_SCHEDULES.count(name), **describe_lines(product))
     ranked.sort(key=lambda entry: entry[1])
-    return [{name: getattr(config, name) for name in OPTIONS} for config, _ in ranked]
+    return [{name: getattr(config, name) for name in options} for config, _ in ranked]
 
 
 def has_config(w: Conv) -> bool:
@@ -152,13 +163,14 @@ def compute_filter_rows_usage(w: Conv, columns: Columns) -> ResourceUsage:
 def filter_rows_hopper(s: Schedule, w: Conv, k: Knobs) -> Schedule:
     """Emit the kernel of `hopper` with filters as rows of the product, whose results `stmatrix` transposes."""
     viewed, product, default = view_for_tma(w), make_product(w), list_best_configs(w)[0]
-    values = declare_choices(k, OPTIONS, HopperTileConfig(**default))
-    best_us = float(np.asarray(estimate_latency_us(HopperTileConfig(**default), product)))
+    default_config = HopperTileConfig(**default, **describe_lines(product))
+    values = declare_choices(k, list_options(w), default_config)
+    best_us = float(np.asarray(estimate_latency_us(default_config, product)))
     pruned = pruning_constraints(product, best_us=best_us)
     add_rules(k, lambda columns: HopperTileConfig.of_workload(columns, product), list_rules(w), pruned)
-    config = HopperTileConfig(**values)
+    config = HopperTileConfig(**values, **describe_lines(product))
     shape = ImplicitGemmShape.from_workload(product)
-    problem = make_filter_rows(viewed, shape, config.block_n // config.cluster_m)
+    problem = make_filter_rows(viewed, shape, config.block_n // config.cluster_m, config.taps_per_copy > 1)
     built = build_schedule(
         w, lambda arguments: emit_kernel(product, config, arguments, make_problem=lambda *_: problem)
     )

@@ -39,7 +39,7 @@ from ..gemm.plane_gather import PendingArrivals, PlaneGather, produce_by_gather
 from ..gemm.problem import make_fprop
 from ..gemm.residue_epilogue import ResidueEpilogue
 from ..gemm.smem_layout import SWIZZLE_ALIGNMENT_BYTES, MatrixDescriptor
-from ..gemm.tile_scheduler import KRange, ResidueKRange, TileScheduler
+from ..gemm.tile_scheduler import KRange, ResidueKRange, SlicedKRange, TileScheduler
 from ..gemm.tma import prefetch_tensor_maps
 from ..gemm.tma_epilogue import TmaEpilogue
 from ..gemm.tma_loaders import TapIterator
@@ -107,9 +107,10 @@ def emit_kernel(
 
         if plan.reduction:
             with state.tiles.work_tiles(cta.index) as tile:  # each CTA has one
-                sums = plan.mainloop.sums(accumulators, plan.k_range(cta.split, tile.residue))
+                k_range = plan.consumer_k_range(cta.split, tile.residue, cta.thread)
+                sums = plan.mainloop.sums(accumulators, k_range)
                 plan.reduction.reduce_and_store(sums, tile, cta.split, cta.thread, state.smem, plan.ops, arguments)
-        elif cta.cluster.size > 1:  # a CTA must not exit before the others stop writing to its shared memory
+        if cta.cluster.size > 1:  # a CTA must not exit before the others stop writing to its shared memory
             sync_cluster_relaxed()
     if last_wave:
         last_wave.emit_reduction(plan.shape, plan.ops, arguments)
@@ -323,7 +324,11 @@ def emit_consumer(plan: KernelPlan, state: CtaState, accumulators: Accumulators,
     first, step, warpgroup = (thread.warpgroup, order.num_warpgroups, 0) if order else (0, 1, thread.warpgroup)
     zeros_epilogue = epilogue if isinstance(epilogue, ResidueEpilogue) and epilogue.stores_zeros else None
 
-    def multiply(k_range: KRange | ResidueKRange) -> None:
+    if plan.config.k_slices > 1:
+        warpgroup = thread.warpgroup % plan.config.warpgroups_per_tile
+        state.stage.skip(thread.warpgroup // plan.config.warpgroups_per_tile)
+
+    def multiply(k_range: KRange | ResidueKRange | SlicedKRange) -> None:
         mainloop.consume(accumulators, descriptors, k_range, state.pipeline, state.stage, thread, warpgroup, order)
 
     if order:
@@ -332,7 +337,7 @@ def emit_consumer(plan: KernelPlan, state: CtaState, accumulators: Accumulators,
     with state.tiles.work_tiles(cta.index, first, step) as tile:
         if epilogue:
             epilogue.channels.prefetch(tile, thread)
-        k_range = plan.k_range(cta.split, tile.residue)
+        k_range = plan.consumer_k_range(cta.split, tile.residue, thread)
         if zeros_epilogue:
             with if_(k_range.count == 0):  # before this warpgroup's turn, while the other one multiplies
                 zeros_epilogue.store_zeros(tile, thread, warpgroup)

@@ -83,10 +83,7 @@ def _estimate_unbounded_us(
     if waves is None:
         waves = _count_waves(config, gemm, ctas_per_sm)
     macs_per_k_tile = config.block_m * config.block_n * config.block_k(gemm.itemsize)
-    tma_rows = (
-        config.smem_rows_per_wgmma * (config.block_m / WGMMA_M) / config.cluster_n
-        + config.block_n * config.taps_per_copy / config.cluster_m
-    )
+    tma_rows = config.a_stage_rows / config.cluster_n + config.b_stage_rows / config.cluster_m
     wgmmas_m = config.wgmma_m_tiles * config.warpgroups_per_tile
     num_wgmmas = config.block_k_bytes // WGMMA_K_BYTES * wgmmas_m * config.taps_per_copy
     smem_bytes = num_wgmmas * (WGMMA_M + config.block_n) * WGMMA_K_BYTES + config.stage_bytes()

@@ -18,7 +18,7 @@ from tvmconv.workloads.dtypes import get_itemsize
 
 from ....tir_builder import Expr, Register, allocate, to_uint32
 from ..gemm.accumulators import Accumulators
-from ..gemm.atoms import Major, WgmmaAtom
+from ..gemm.atoms import Major, ThreadPosition, WgmmaAtom
 from ..gemm.channels_first_epilogue import ChannelsFirstOutput
 from ..gemm.cluster_reduction import ClusterReduction
 from ..gemm.epilogue_ops import EpilogueOps
@@ -30,7 +30,7 @@ from ..gemm.problem import ConvProblem, Operand, make_fprop
 from ..gemm.smem_layout import MAX_SWIZZLE_BYTES, SWIZZLE_ALIGNMENT_BYTES, SmemLayout
 from ..gemm.tap_columns import TapColumnReduction
 from ..gemm.tile_reduction import TileReduction
-from ..gemm.tile_scheduler import SINGLE_CTA, Cluster, KRange, ResidueKRange, TileScheduler
+from ..gemm.tile_scheduler import SINGLE_CTA, Cluster, KRange, ResidueKRange, SlicedKRange, TileScheduler
 from ..gemm.tma_loaders import INTERLEAVED_FILTERS, ChannelsFirstPixels, FilterMatrix, InterleavedFilters
 from ..gemm.warp_roles import WarpRoles
 from ..gemm.wgmma_mainloop import MnMajorTile, OperandTile, WgmmaMainloop
@@ -113,7 +113,7 @@ class KernelPlan:
         tile = mainloop.atom, mainloop.m_atoms, config.block_m, int(config.reduce_rows_per_cta)
         vector = math.gcd(shape.n, VECTOR_BYTES // ACCUMULATOR_BYTES)
         parts = config.split_k, num_threads, vector, self.problem.residues
-        return ClusterReduction(shape, *tile, *parts, self.channels_first_output)
+        return ClusterReduction(shape, *tile, *parts, self.channels_first_output, config.k_slices)
 
     def allocate_accumulators(self) -> Accumulators:
         """Allocate the accumulators of a thread, and promoted sums if there are."""
@@ -182,12 +182,25 @@ class KernelPlan:
         total = Register("total_k_tiles", value=residues.num_taps(residue) * int(config.k_tiles_per_tap(shape))).value
         return ResidueKRange(split, int(config.split_k), total, config.split_k > 1 or not residues.have_taps)
 
+    def consumer_k_range(
+        self, split: Expr, residue: Expr, thread: ThreadPosition
+    ) -> KRange | ResidueKRange | SlicedKRange:
+        """Return the K tiles that a warpgroup multiplies: all of the CTA, or those of its slice."""
+        k_range, slices = self.k_range(split, residue), int(self.config.k_slices)
+        if slices == 1:
+            return k_range
+        assert isinstance(k_range, KRange)
+        return SlicedKRange(k_range, thread.warpgroup // self.config.warpgroups_per_tile, slices)
+
     def make_pipelines(self, smem: Expr, cluster: Cluster) -> tuple[TmaPipeline, TmaPipeline]:
         """Return the pipeline of the mainloop and that of the epilogue, whose stages follow one another."""
         config, a, b = self.config, self.mainloop.a, self.mainloop.b
         barriers = smem + to_uint32(int(config.barrier_offset_bytes(self.w)))
         a_box_bytes = a.copies * cluster.n * a.copy_rows * a.layout.row_bytes
-        tx_bytes = a_box_bytes * a.layout.boxes + b.layout.nbytes
+        b_bytes = b.layout.nbytes
+        if config.has_filter_rows:
+            b_bytes = b.copies * cluster.m * b.copy_rows * b.layout.row_bytes * b.layout.boxes
+        tx_bytes = a_box_bytes * a.layout.boxes + b_bytes
         stages = smem, a.layout.nbytes + b.layout.nbytes, barriers, config.stages
         consumers = config.warpgroups_per_tile, cluster
         pipeline = TmaPipeline(*stages, tx_bytes, *consumers)
@@ -241,6 +254,7 @@ def make_mainloop(problem: ConvProblem, config: HopperTileConfig, dilation: int)
         block_k=config.block_k(atom.itemsize),
         taps_per_copy=config.taps_per_copy,
         rows_per_tap=dilation if config.taps_per_copy > 1 else 0,
+        shares_columns=bool(config.has_filter_rows),
         promotion_k_tiles=int(config.promotion_k_tiles(atom.itemsize)),
         promotions_per_k_tile=int(config.promotions_per_k_tile(atom.itemsize)),
         promotion_buffers=int(config.promotion_buffers),
@@ -250,11 +264,17 @@ def make_mainloop(problem: ConvProblem, config: HopperTileConfig, dilation: int)
 
 
 def make_a_tile(operand: Operand, atom: WgmmaAtom, config: HopperTileConfig) -> OperandTile:
-    """Return the tile of operand A; taps that share a copy have one copy with a halo for each instruction along M."""
+    """Return the tile of operand A; taps that share a copy have one copy with a halo for each instruction along M.
+
+    With filter rows it has the filters of these taps.
+    """
     if operand.major is Major.MN:
         return make_mn_major_tile(operand, config.block_m, config.cluster_n, atom.itemsize, config)
     num_atoms = config.block_m // atom.m
     row_bytes, boxes_per_tap, box_channels = divide_k_tile(atom, config)
+    if config.has_filter_rows:
+        layout = SmemLayout(config.block_m, row_bytes, boxes_per_tap * config.taps_per_copy)
+        return OperandTile(operand, layout, 0, box_channels, boxes_per_tap, config.block_m // config.cluster_n)
     layout = SmemLayout(num_atoms * int(config.smem_rows_per_wgmma), row_bytes, boxes_per_tap)
     copies = {"copy_rows": config.block_m // config.cluster_n}
     if config.taps_per_copy > 1:
@@ -263,10 +283,14 @@ def make_a_tile(operand: Operand, atom: WgmmaAtom, config: HopperTileConfig) -> 
 
 
 def make_b_tile(operand: Operand, atom: WgmmaAtom, config: HopperTileConfig, offset: int) -> OperandTile:
-    """Return the tile of operand B, which has all taps that share a copy of A."""
+    """Return the tile of operand B, which has all taps that share a copy of A, or the copy of filter rows' columns."""
     if operand.major is Major.MN:
         return make_mn_major_tile(operand, config.block_n, config.cluster_m, atom.itemsize, config, offset)
     row_bytes, boxes_per_tap, box_channels = divide_k_tile(atom, config)
+    if config.has_filter_rows and config.taps_per_copy > 1:
+        layout, rows = SmemLayout(int(config.b_stage_rows), row_bytes, boxes_per_tap), int(config.rows_per_column_copy)
+        copies = rows, int(config.num_column_copies), rows
+        return OperandTile(operand, layout, offset, box_channels, boxes_per_tap, *copies)
     layout = SmemLayout(config.block_n, row_bytes, boxes_per_tap * config.taps_per_copy)
     return OperandTile(operand, layout, offset, box_channels, boxes_per_tap, config.block_n // config.cluster_m)
 

@@ -15,6 +15,7 @@ import numpy as np
 from tvmconv.arithmetic import ceil_div, round_up
 from tvmconv.space import Columns
 from tvmconv.target import H200, WARP_SIZE
+from tvmconv.tensor_map import MAX_BOX_ELEMENTS
 from tvmconv.workloads import Conv, epilogue
 from tvmconv.workloads.dtypes import get_numpy_dtype
 
@@ -35,6 +36,7 @@ from .tma_requirements import (
 
 SWIZZLE_ALIGNMENT_BYTES = 1024  # period of the 128-byte swizzle: 8 rows
 BARRIER_BYTES = 8
+SWIZZLE_ROWS = 8  # rows of a swizzle atom
 
 WARPGROUP_CHOICES = (1, 2, 3)
 WGMMA_M_TILES_CHOICES = (1, 2)
@@ -44,6 +46,7 @@ BLOCK_K_BYTES_CHOICES = (32, 64, 128, 256)
 MAX_SWIZZLE_BYTES = 128  # the widest swizzle
 STAGES_CHOICES = (2, 3, 4, 5, 6, 8)
 SPLIT_K_CHOICES = (1, 2, 3, 4, 5, 6, 8)
+K_SLICES_CHOICES, MIN_SLICED_STAGES = (1, 2), 4  # of wgrads; each slice has a stage to read and one that is filled
 CLUSTER_M_CHOICES, CLUSTER_N_CHOICES = (1, 2, 4), (1, 2)
 COOPERATIVE, COOPERATIVE_SETMAXNREG, PINGPONG = "cooperative", "cooperative_setmaxnreg", "pingpong"
 KERNEL_SCHEDULES = (COOPERATIVE, COOPERATIVE_SETMAXNREG, PINGPONG)
@@ -111,7 +114,11 @@ class HopperTileConfig(TileConfig):
     promotion_order: Any = SIMULTANEOUS  # whether the warpgroups of a tile promote at the same time, or in turn
     input_loader: Any = CONVERTED  # how a channels-first X is loaded where there is a choice; see `input_loader.py`
     producer_warpgroups: Any = 1  # warpgroups whose warps load filters and halo rows
+    # Consumer warpgroups among which the k-tiles of a tile are divided, one to each in turn, and which then add their
+    # sums in shared memory.
+    k_slices: Any = 1
     output_eviction: Any = NORMAL  # "first": stores go to lines that leave L2 before those of the operands
+    has_filter_rows: Any = False  # whether rows of the product are filters, so that taps share copies of its columns
     output_stages: Any = 2  # epilogue tiles per warpgroup in shared memory, of outputs without a residual
 
     @classmethod
@@ -132,7 +139,7 @@ class HopperTileConfig(TileConfig):
     @property
     def warpgroups_per_tile(self) -> Any:
         """Consumer warpgroups that compute a tile together."""
-        return self.warpgroups - self.is_pingpong * (self.warpgroups - 1)
+        return self.warpgroups // self.k_slices - self.is_pingpong * (self.warpgroups - 1)
 
     @property
     def block_m(self) -> Any:
@@ -292,14 +299,37 @@ class HopperTileConfig(TileConfig):
 
     def stage_bytes(self) -> Any:
         """Return the shared memory of one pipeline stage in bytes, for both operands."""
-        return (
-            self.smem_rows_per_wgmma * (self.block_m // WGMMA_M) + self.block_n * self.taps_per_copy
-        ) * self.block_k_bytes
+        return (self.a_stage_rows + self.b_stage_rows) * self.block_k_bytes
+
+    @property
+    def a_stage_rows(self) -> Any:
+        """Rows of operand A of a stage."""
+        shared_rows = self.smem_rows_per_wgmma * (self.block_m // WGMMA_M)
+        return np.where(self.has_filter_rows, self.block_m * self.taps_per_copy, shared_rows)
+
+    @property
+    def b_stage_rows(self) -> Any:
+        """Rows of operand B of a stage."""
+        shares_columns = np.logical_and(self.has_filter_rows, np.greater(self.taps_per_copy, 1))
+        shared_rows = self.num_column_copies * round_up(self.rows_per_column_copy, SWIZZLE_ROWS)
+        return np.where(shares_columns, shared_rows, self.block_n * self.taps_per_copy)
+
+    @property
+    def num_column_copies(self) -> Any:
+        """Copies of the columns that taps share, and of the halo of further taps."""
+        return ceil_div(self.block_n + self.halo_width, MAX_BOX_ELEMENTS)
+
+    @property
+    def rows_per_column_copy(self) -> Any:
+        """Rows of such a copy, of whole swizzles if there are several."""
+        rows = ceil_div(self.block_n + self.halo_width, self.num_column_copies)
+        return np.where(self.num_column_copies > 1, round_up(rows, SWIZZLE_ROWS), rows)
 
     @property
     def smem_rows_per_wgmma(self) -> Any:
         """Rows in shared memory for the 64 pixels of a wgmma and the halo of further taps, in whole swizzles."""
-        return np.where(self.taps_per_copy > 1, round_up(WGMMA_M + self.halo_width, 8), WGMMA_M)
+        shares_rows = np.logical_and(np.logical_not(self.has_filter_rows), np.greater(self.taps_per_copy, 1))
+        return np.where(shares_rows, round_up(WGMMA_M + self.halo_width, SWIZZLE_ROWS), WGMMA_M)
 
     def epilogue_row_bytes(self, itemsize: int) -> Any:
         """Return the bytes of channels per epilogue tile, which divide the CTA's channels into whole swizzles."""
@@ -324,9 +354,9 @@ class HopperTileConfig(TileConfig):
     def uses_smem_reduction(self, w: Conv) -> Any:
         """Return whether partial sums are reduced in shared memory before the store.
 
-        This is the case if the reduction is split over CTAs, or if TMA cannot store the output.
+        This is the case if the reduction is split over CTAs or warpgroups, or if TMA cannot store the output.
         """
-        return (self.split_k > 1) | np.asarray(not can_store_by_tma(w))
+        return (self.split_k > 1) | np.greater(self.k_slices, 1) | np.asarray(not can_store_by_tma(w))
 
     @property
     def reduce_rows_per_cta(self) -> Any:
@@ -377,7 +407,7 @@ class HopperTileConfig(TileConfig):
         They follow the mainloop stages, the epilogue stages and the per-channel arguments. Partial sums of a reduction
         reuse the memory of the mainloop stages.
         """
-        reduced_rows = self.split_k * self.reduce_rows_per_cta + count_padding_rows(w)
+        reduced_rows = self.k_slices * self.split_k * self.reduce_rows_per_cta + count_padding_rows(w)
         reduction_bytes = np.maximum(self.mainloop_smem_bytes(), reduced_rows * self.block_n * ACCUMULATOR_BYTES)
         return np.where(
             self.uses_smem_reduction(w),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
+from typing import Any
 
 from tvmconv import tensor_map as maps
 from tvmconv.arithmetic import round_up
@@ -99,8 +100,10 @@ def list_taps_per_copy_of_whole_lines(w: Conv) -> tuple[int, ...]:
     return (1,) if can_pad_lines(w) else list_taps_per_copy(w)
 
 
-def describe_lines(w: Conv) -> dict[str, int]:
-    """Return the attributes of a tile config that a workload with shared taps has."""
+def describe_lines(w: Conv) -> dict[str, Any]:
+    """Return the attributes of a tile config that a workload with shared taps, or with filter rows, has."""
+    if isinstance(w, FilterRowsProduct):
+        return {"has_filter_rows": True, "halo_width": w.halo_width}
     lines = {"line": w.output_size[-1], "padded_line": round_up(w.output_size[-1], WGMMA_M)}
     return {"halo_width": compute_halo_width(w), **(lines if can_pad_lines(w) else {})}
 

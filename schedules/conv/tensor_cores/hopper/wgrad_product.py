@@ -32,6 +32,7 @@ from .tile_config import (
     COOPERATIVE,
     COOPERATIVE_SETMAXNREG,
     DATA_PARALLEL,
+    K_SLICES_CHOICES,
     KERNEL_SCHEDULES,
     KNOB_OPTIONS,
     NUM_MULTIPROCESSORS,
@@ -134,9 +135,10 @@ def has_kernel_schedules(w: WeightGradient) -> bool:
 
 def list_options(w: WeightGradient) -> dict[str, Sequence[Any]]:
     """Return the options of all knobs but the parts."""
+    options = KNOB_OPTIONS | {"k_slices": K_SLICES_CHOICES}
     if not has_kernel_schedules(w):
-        return dict(KNOB_OPTIONS)
-    return KNOB_OPTIONS | {
+        return options
+    return options | {
         "wgmma_m_tiles": REALLOCATED_WGMMA_M_TILES_CHOICES,
         "kernel_schedule": KERNEL_SCHEDULES,
         "raster_order": RASTER_ORDERS,
@@ -263,7 +265,7 @@ def declare_knobs(w: WeightGradient, k: Knobs) -> tuple[HopperTileConfig, int]:
     """Declare the knobs, with defaults that suit the workload, and return the tile config and the number of parts."""
     family, (default, _) = make_family(w), select_default(w)
     options = list_options(w) | {"parts": list(family.products)}
-    missing = {"split_k": 1, "kernel_schedule": COOPERATIVE}  # of older configs
+    missing = {"split_k": 1, "kernel_schedule": COOPERATIVE, "k_slices": 1}  # of older configs
     values = {
         name: k.choice(name, options.pop(name), default[name], missing=value)
         for name, value in missing.items()

@@ -13,6 +13,7 @@ Source: PTX ISA, "mma.sync".
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -97,15 +98,16 @@ def pointwise_mma_sync(s: Schedule, w: InputGradient, k: Knobs) -> Schedule:
     return build_channels_last_gradient(w, emit)
 
 
-def emit_kernel(config: PointwiseConfig, arguments: dict[str, Buffer]) -> None:
-    """Emit the kernel."""
+def emit_kernel(config: PointwiseConfig, arguments: dict[str, Buffer], *, has_filter_rows: bool = False) -> None:
+    """Emit the kernel; see `copy_filters` for the last argument."""
     num_ctas, warps, num_tiles = int(config.num_blocks), int(config.warps), int(config.num_tiles)
     with open_cta(num_ctas, int(config.num_threads), 1, splits_in_cluster=False) as cta:
         smem = allocate_smem(int(config.smem_bytes))
         allow_dependent_launch()
         tile = Register("tile", value=cta.index * warps + cta.thread.warp)
         pixels = RegisterTile.allocate(config, arguments, cta.thread)
-        copy_filters(config, arguments["K"], smem, cta.thread.thread, lambda: pixels.load(tile.value))
+        load_pixels = functools.partial(pixels.load, tile.value)
+        copy_filters(config, arguments["K"], smem, cta.thread.thread, load_pixels, has_filter_rows=has_filter_rows)
         emit_call(T.cuda.cta_sync())
         with serial_loop(int(config.rounds), "round"), if_(tile.value < num_tiles):
             pixels.multiply(smem)
@@ -116,13 +118,21 @@ def emit_kernel(config: PointwiseConfig, arguments: dict[str, Buffer]) -> None:
 
 
 def copy_filters(
-    config: PointwiseConfig, filters: Buffer, smem: Expr, thread: Expr, load_pixels: Callable[[], None]
+    config: PointwiseConfig,
+    filters: Buffer,
+    smem: Expr,
+    thread: Expr,
+    load_pixels: Callable[[], None],
+    *,
+    has_filter_rows: bool,
 ) -> None:
-    """Copy the weight (channels of dY, channels of dX) to shared memory, as operand A of each step and mma.
+    """Copy the weight to shared memory, as operand A of each step and mma.
 
     The first loads of pixels follow those of the weight, which products wait for first.
 
     An item is half a fragment of a lane: two channels of dX of the same channels of dY, one of 32 bits or two of 16.
+    With `has_filter_rows`, the weight is (channels of dX, channels of dY), as that of a forward convolution is if its
+    filters stand for the channels of dX. Otherwise it is (channels of dY, channels of dX).
     """
     shape, items_per_step, num_threads = config.shape, config.mmas_m * 2 * WARP_SIZE, int(config.num_threads)
     num_items = 2 * config.k_groups * items_per_step
@@ -149,7 +159,10 @@ def copy_filters(
             for e in range(2):
                 store(loaded, 2 * i + e, T.uint32(0))
             with if_(logical_and(item < num_items, k < shape.k, is_below(channel, shape.n, config.mmas_m * MMA_M))):
-                for e in range(words):
+                for e in range(2 if has_filter_rows else 0):
+                    pointer = filters.access_ptr("r", offset=(channel + e) * shape.k + k)
+                    emit_ptx("ld.global.b32", loaded[2 * i + e], pointer)
+                for e in range(0 if has_filter_rows else words):
                     pointer = filters.access_ptr("r", offset=(k + e) * shape.n + channel)
                     destinations = [loaded[2 * i + e]] if words == 2 else [loaded[2 * i], loaded[2 * i + 1]]
                     emit_ptx("ld.global.b32" if words == 2 else "ld.global.v2.b32", *destinations, pointer)
@@ -158,7 +171,9 @@ def copy_filters(
         with unrolled_loop(batch_size, "i") as i:
             item = first + i * num_threads
             lower, upper = loaded[2 * i], loaded[2 * i + 1]
-            if words == 2:  # two channels of dX of two of dY become two channels of dY of two of dX
+            if (
+                words == 2 and not has_filter_rows
+            ):  # two channels of dX of two of dY become two channels of dY of two of dX
                 store(packed, 2 * i, lower & T.uint32(0xFFFF) | T.shift_left(upper, T.uint32(16)))
                 store(packed, 2 * i + 1, T.shift_right(lower, T.uint32(16)) | upper & T.uint32(0xFFFF0000))
                 lower, upper = packed[2 * i], packed[2 * i + 1]

@@ -1,0 +1,7 @@
+"""Stands for the frames of `importlib._bootstrap`; see the package."""
+
+
+def set_file() -> None:
+    """Let this module have the name of the file of these frames."""
+    global __file__
+    __file__ = "<frozen importlib._bootstrap>"
