@@ -153,6 +153,10 @@ def test_wgmmas_of_one_set_run_while_the_other_is_promoted():
         ("conv2d:1x128x9x64,32x128x3x3,s1,p1,e4m3,nhwc,scale", {"block_k_bytes": 64, "taps_per_copy": 3}),
         ("conv1d:1x1152x60,32x1152x1,s1,p0,e4m3,nhwc,out-f32", {"block_k_bytes": 256, "promotion_interval": 128}),
         ("conv2d:1x256x9x16,32x256x3x3,s1,p1,e4m3,nhwc,scale", {"cluster_m": 2, "wgmma_m_tiles": 2}),
+        (
+            "conv2d:1x256x33x32,32x256x1x1,s1,p0,e4m3,nhwc,scale",
+            {"kernel_schedule": "cooperative", "raster_order": "n", "decomposition": "split_last_wave"},
+        ),
     ],
 )
 def test_warpgroups_of_a_tile_promote_in_turn(text, config):
