@@ -89,6 +89,8 @@ WGRADS = [
     # Warpgroups that take K tiles in turn, also in a cluster that shares operands, and in one that splits the rest.
     ("conv2d_wgrad:3x64x15x15,128x64x1x1,s1,p0,f16,nhwc", {**SLICED, "cluster_m": 2}),
     ("conv2d_wgrad:4x72x15x15,72x72x1x1,s1,p0,bf16,nhwc,add", {**SLICED, "split_k": 2, "stages": 5}),
+    # Clusters have more tiles than there are along each axis.
+    ("conv2d_wgrad:3x192x15x15,192x192x1x1,s1,p0,f16,nhwc", {**SLICED, "cluster_m": 2, "cluster_n": 2}),
 ]
 RANDOM_WGRAD = "conv2d_wgrad:3x40x9x8,72x40x2x2,s1,p1x0,f16,nhwc"  # narrow boxes, two parts, clusters along both modes
 SMALL_WGRAD = {name: value for name, value in SMALL.items() if name != "split_k"} | {"block_n": 64}
