@@ -6,11 +6,11 @@ of an 8 × 8 matrix of ldmatrix is the octet of a pixel, and both operands are t
 is only another address, and no element is packed or converted.
 
 A warp of a CTA copies tiles of dY and the windows of X below them by TMA, with zeros outside of the images, while the
-others multiply those before. A swizzle as wide as the channels of a pixel keeps ldmatrix free of bank conflicts, and is
-the same in all rows, because these are multiples of eight pixels. A warp keeps the fragments of dY of all rows of a
-strip, and multiplies each fragment of X by those of all rows that reach it by a tap. It keeps the sums of an octet over
-all tiles of the CTA's part of the pixels. The warps of a CTA then add their diagonals in shared memory, and a second
-kernel adds the parts in order, so that each run returns the same bits.
+others multiply those before. A swizzle as wide as the channels of a pixel, or an odd number of octets, keeps ldmatrix
+free of bank conflicts, and is the same in all rows, because these are multiples of eight pixels. A warp keeps the
+fragments of dY of all rows of a strip, and multiplies each fragment of X by those of all rows that reach it by a tap.
+It keeps the sums of an octet over all tiles of the CTA's part of the pixels. The warps of a CTA then add their
+diagonals in shared memory, and a second kernel adds the parts in order, so that each run returns the same bits.
 
 Source: PTX ISA, "mma.sync", "ldmatrix" and "cp.async.bulk.tensor".
 """
@@ -67,6 +67,7 @@ from .diagonal_wgrad_config import (
     OCTET,
     STAGE_ALIGNMENT_BYTES,
     SWIZZLE_PIXELS,
+    SWIZZLED_OCTETS,
     DiagonalWgradConfig,
     can_multiply_octets,
 )
@@ -148,7 +149,7 @@ def make_pixels_map(config: DiagonalWgradConfig, size: Sequence[int], box: tuple
     strides = [w.C * math.prod(extents[1:axis]) for axis in range(1, len(extents))]
     whole_box = int(config.octets) * OCTET, int(box[0]), int(box[1]), 1, 1
     pixel_bytes = int(config.pixel_bytes)
-    swizzle = pixel_bytes if pixel_bytes > VECTOR_BYTES else 0
+    swizzle = pixel_bytes if int(config.octets) in SWIZZLED_OCTETS else 0
     return maps.make_tiled_map(w.storage, get_itemsize(w.storage), extents, tuple(strides), whole_box, swizzle)
 
 
@@ -257,9 +258,10 @@ class DiagonalWgradKernel:
         self.gradient = allocate("gradient", int(config.row_units) * self.atom.b_registers, "uint32")
 
     def locate_pixel(self, pixel: Expr) -> Expr:
-        """Return the place of the warp's octet of a pixel, whose chunks the swizzle exchanges."""
-        octets = int(self.config.octets)
-        chunk = self.octet ^ (pixel * octets // SWIZZLE_PIXELS % octets)
+        """Return the place of the warp's octet of a pixel, whose chunks a swizzle may exchange."""
+        octets, chunk = int(self.config.octets), self.octet
+        if octets in SWIZZLED_OCTETS:
+            chunk = chunk ^ (pixel * octets // SWIZZLE_PIXELS % octets)
         return to_uint32(pixel * self.pixel_bytes + chunk * VECTOR_BYTES)
 
     def multiply(self, stage_address: Expr) -> None:

@@ -32,8 +32,10 @@ from ..implicit_gemm_shape import VECTOR_BYTES
 OCTET = 8  # channels of 16 bytes, which a warp multiplies
 MMA_PIXELS = 16  # pixels of dY of a product: its reduction
 REGISTERS_PER_MMA = 4
-OCTETS_CHOICES = (1, 2, 4, 8)
-STRIP_ROWS_CHOICES = (4, 8, 16)
+SWIZZLED_OCTETS = (2, 4, 8)  # octets of a pixel that a swizzle of their width keeps free of bank conflicts
+OCTETS_CHOICES = (1, *SWIZZLED_OCTETS)
+ODD_OCTETS = (3, 5, 7, 9, 15)  # without conflicts as well, if they divide all octets
+STRIP_ROWS_CHOICES = (4, 8, 14, 16)
 STRIPS_CHOICES = (1, 2, 4)  # if images are small
 MAX_SMALL_IMAGE = 400  # pixels
 PIXELS_X_CHOICES = (8, 16, 32, 48, 64)
@@ -83,7 +85,10 @@ class DiagonalWgradConfig(EstimatedTileConfig):
         whole_rows = [round_up(width, n) for n in (8, 16) if width <= PIXELS_X_CHOICES[-1]]
         pixels_x = sorted({n for n in (*PIXELS_X_CHOICES, *whole_rows) if n < width + 16})
         return {
-            "octets": [n for n in OCTETS_CHOICES if n < 2 * w.C // OCTET or n == 1],
+            "octets": sorted(
+                [n for n in OCTETS_CHOICES if n < 2 * w.C // OCTET or n == 1]
+                + [n for n in ODD_OCTETS if w.C // OCTET % n == 0]
+            ),
             "taps_y": [n for n in TAPS_Y_CHOICES if n <= rows],
             "warps_taps": sorted({min(n, rows) for n in WARPS_CHOICES}),
             "warps_pixels": WARPS_CHOICES[:-1],
@@ -100,6 +105,7 @@ class DiagonalWgradConfig(EstimatedTileConfig):
         """Return the conditions on every config."""
         return [
             ("tiles have whole products along the columns", lambda t: t.pixels_x % t.mma_columns == 0),
+            ("strips have pairs of products along the rows", lambda t: t.strip_rows % (2 * t.mma_rows) == 0),
             (f"at most {MAX_WARPS} warps multiply", lambda t: t.compute_warps <= MAX_WARPS),
             ("TMA copies at most 256 columns and rows", lambda t: np.maximum(t.window_columns, t.window_rows) <= 256),
             (f"at most {MAX_UNROLLED} products of a warp are unrolled", lambda t: t.mmas_per_item <= MAX_UNROLLED),
@@ -243,7 +249,7 @@ class DiagonalWgradConfig(EstimatedTileConfig):
 
     @property
     def pixel_bytes(self) -> Any:
-        """Bytes of the channels of a pixel, as wide as a swizzle."""
+        """Bytes of the channels of a pixel: as wide as a swizzle, or an odd multiple of 16."""
         return VECTOR_BYTES * self.octets
 
     @property
