@@ -159,12 +159,15 @@ DIAGONALS = [
         "conv2d_wgrad:2x16x6x19,16x1x3x5,s1,p1x2,g16,f16,nhwc,add",
         {"taps_y": 2, "warps_taps": 2, "octets": 2, "pixels_x": 16, "warps_pixels": 2},
     ),
-    ("conv2d_wgrad:2x40x10x11,40x1x5x4,s2x3,p2x1,d1x2,g40,bf16,nhwc,out-f32", {"octets": 4, "strip_rows": 4, "mma_columns": 8}),
+    (
+        "conv2d_wgrad:2x40x10x11,40x1x5x4,s2x3,p2x1,d1x2,g40,bf16,nhwc,out-f32",
+        {"octets": 4, "strip_rows": 4, "mma_columns": 8},
+    ),
     ("conv3d_wgrad:1x8x3x3x21,8x1x3x1x13,s2x1x1,p1x0x6,g8,f16,nhwc", {"octets": 1, "pixels_x": 32, "stages": 3}),
     ("conv2d_wgrad:3x72x7x7,72x1x7x7,s1,p3,g72,f16,nhwc", EIGHT_OCTETS),
     (
         "conv2d_wgrad:2x72x14x14,72x1x3x3,s1,p1,g72,bf16,nhwc",
-        {"octets": 9, "strip_rows": 14, "mma_columns": 16, "pixels_x": 16, "warps_taps": 1, "taps_y": 3},
+        {"octets": 9, "strip_rows": 14, "mma_columns": 16, "pixels_x": 16, "warps_taps": 1, "warps_pixels": 1},
     ),
 ]
 
