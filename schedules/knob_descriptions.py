@@ -39,6 +39,7 @@ DESCRIPTIONS = {
     "input_loader": 'How a channels-first input is loaded: "converted" transposes it by a launch of its own; "tma" and '
     '"cp_async" copy pixels of filters of one tap as they lie; with "halo_smem" and "halo", warps of the kernel '
     "transpose tiles that all taps of the filter share, in shared memory or in registers.",
+    "k_slices": "Consumer warpgroups that take the K tiles of a tile in turn, and add their sums in shared memory.",
     "kernel_schedule": 'How consumer warpgroups share tiles: "cooperative" computes one tile together; '
     '"cooperative_setmaxnreg" also gives them registers of the producer; "pingpong" alternates two tiles, so that one '
     "warpgroup stores while the other multiplies.",
