@@ -128,7 +128,7 @@ def command_of(section, page, folder):
     if section == "gradients-slower":
         files = recorded("*/gradients/*.json.gz")
         return ["bench", "layer-table", *files, "--below", "1.0", "--short-legend", "--section", section]
-    if section.startswith("gradients-"):
+    if section.startswith("gradients-") and not section.endswith("-counters"):
         files = reversed(recorded(f"*/gradients/{section}*.json.gz"))
         return ["bench", "layer-table", *files, "--short-legend", "--section", section]
     if section in ("video", "video-bare", "batches", "batches-depthwise"):
