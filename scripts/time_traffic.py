@@ -3,8 +3,8 @@
     python scripts/time_traffic.py 32x64x56x56,256 64x96x56x56,384 -o traffic.json
 
 A layer is batch × channels × height × width, and its filters, which are a multiple of the channels. "widen" reads each
-pixel and writes its channels as often as filters have them, and "fill" writes as many bytes alone. The arrays take turns
-in a CUDA graph, so that no launch finds its own in the L2 cache.
+pixel and writes its channels as often as filters have them, and "fill" writes as many bytes alone. The arrays take
+turns in a CUDA graph, so that no launch finds its own in the L2 cache.
 """
 
 from __future__ import annotations
