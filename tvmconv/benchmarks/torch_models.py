@@ -116,6 +116,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     options.add_option(parser, "--layout", None, "Memory format", choices=LAYOUTS, default=LAYOUTS[0])
     text = "Time the unchanged network in the memory format of --layout alone."
     parser.add_argument("--one-layout", action="store_true", help=text)
+    parser.add_argument("--once", action="store_true", help="Do not optimize the network again from the log.")
     add_gpu_lock(parser)
     add_device(parser)
     add_output(parser)
@@ -263,7 +264,7 @@ def _measure(result: NetworkResult, device: Device, args: argparse.Namespace) ->
                 quantized = time_optimized(f"{OURS}, {text}", dtype=text, calibrate=[x], progress=show)
             result.reports[text] = quantized.report()
             yield
-        if log and log.exists() and not args.quantize:
+        if log and log.exists() and not (args.quantize or args.once):
             time_optimized(FROM_LOG)
             yield
         for mode in args.compile:
