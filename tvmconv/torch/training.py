@@ -114,8 +114,9 @@ def optimize_training(
     with contextlib.ExitStack() as stack:
         stack.enter_context(torch.inference_mode(False))
         stack.enter_context(_select_device(torch_device))
+        workers = stack.enter_context(contextlib.ExitStack())
         if deadline and torch_device.type == "cuda":  # on the CPU, the processes would disturb the timings
-            stack.enter_context(keep_workers_alive())
+            workers.enter_context(keep_workers_alive())
             start_search_early(torch_device)
         with record_calls() as calls:
             run_step(trainable, arguments, has_backward=False)
@@ -133,6 +134,7 @@ def optimize_training(
                     min(reserved_seconds, reserved_fraction * deadline.remaining_seconds)
                 )
                 notes = fill_table(tasks, provider, choose, limit)
+            workers.close()  # frees the memory of the GPU that the search has used
         else:
             notes = ["No convolution ran that kernels could compute."]
         has_kernels = _enable_kernels(trainable, calls)
