@@ -4,6 +4,7 @@ import subprocess
 
 import pytest
 import tvm
+import tvm_ffi
 from tvm import relax
 
 from tvmconv.compiler import nvrtc
@@ -72,3 +73,10 @@ def test_exported_libraries_have_machine_code(tmp_path, python):
     PrecompiledExecutable(executable.mod, "sm_90").export_library(paths[1])
     done = subprocess.run([*python, "-c", LOAD, *paths], check=True, capture_output=True, text=True)
     assert done.stdout.split() == ["cubin", "cubin"]
+
+
+def test_libraries_without_kernels_of_tvm_are_exported(tmp_path):
+    code = "int __tvm_ffi_f(void* self, void* arguments, int number, void* result) { return 0; }"
+    module = tvm_ffi.get_global_func("runtime.CSourceModuleCreate")(code, "c", ["f"], [])
+    export_library(module, tmp_path / "f.so", "sm_90")
+    assert (tmp_path / "f.so").exists()
