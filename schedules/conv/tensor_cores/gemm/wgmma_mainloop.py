@@ -147,6 +147,7 @@ class WgmmaMainloop:
     promotions_per_k_tile: int = 1  # of a K tile with more products than are added before a promotion
     promotion_buffers: int = 1  # sets of accumulators; of two, one is promoted while the wgmmas of the other run
     # Wgmmas along the reduction before each promotion, if warpgroups promote at different times; 0 if they do not.
+    # CTAs that do not know their number of K tiles promote at the same time.
     promotion_steps: int = 0
     num_warpgroups: int = 1  # warpgroups that share a work tile
 
@@ -215,8 +216,7 @@ class WgmmaMainloop:
             step = k_range.num_slices if isinstance(k_range, SlicedKRange) else 1
             multiply = functools.partial(multiply, step=step)
             release = functools.partial(_release_last_stage, *stages, step)
-            if self.promotion_steps:
-                assert isinstance(k_range.count, int)
+            if self.promotion_steps and isinstance(k_range.count, int):
                 promotion = AlternatingPromotion(self, accumulators, descriptors, *stages, self.num_warpgroups)
                 promotion.emit(warpgroup, k_range.count)
             elif self.promotion_buffers > 1:

@@ -169,7 +169,7 @@ def list_eight_bit_rules(w: Conv) -> list[Rule]:
         )
         rules.append(
             (
-                "warpgroups promote in turn if several share a tile and all of its k-tiles, with one set each",
+                "warpgroups promote in turn if several share a tile and most of its k-tiles, with one set each",
                 lambda t: (
                     np.logical_not(t.alternates_promotions)
                     | (
@@ -177,7 +177,6 @@ def list_eight_bit_rules(w: Conv) -> list[Rule]:
                         & (t.split_k == 1)
                         & np.equal(t.promotion_buffers, 1)
                         & np.greater(t.promotion_interval, 0)
-                        & np.logical_not(t.splits_last_wave)
                     )
                 ),
             )
