@@ -2,6 +2,7 @@
 
 import subprocess
 
+import numpy as np
 import pytest
 import tvm
 import tvm_ffi
@@ -83,7 +84,9 @@ def test_executable_of_a_cuda_runtime_is_exported_as_it_is(tmp_path, monkeypatch
         builder.emit_func_output(builder.emit(relax.op.tanh(x)))
     executable = PrecompiledExecutable(tvm.compile(builder.get(), "llvm").mod, "sm_90")
     executable.export_library(tmp_path / "model.so")
-    assert relax.VirtualMachine(tvm.runtime.load_module(str(tmp_path / "model.so")), tvm.cpu())
+    for library in (executable, tvm.runtime.load_module(str(tmp_path / "model.so"))):
+        y = relax.VirtualMachine(library, tvm.cpu())["main"](tvm.runtime.tensor(np.ones((1, 4), np.float32)))
+        np.testing.assert_allclose(y.numpy(), np.tanh(1), rtol=1e-6)
 
 
 def test_libraries_without_kernels_of_tvm_are_exported(tmp_path):
