@@ -107,7 +107,7 @@ class FakePicks:
     """
 
     def __init__(self, heuristics=None, **seconds):
-        self.heuristics = heuristics or {}
+        self.heuristics = {kind: list(own) for kind, own in (heuristics or {}).items()}
         self.seconds = {kind: list(own) for kind, own in seconds.items()}
         self.asked, self.num_algorithms, self.closed = [], [], []
 
@@ -159,6 +159,13 @@ def test_cudnn_tries_another_number_of_algorithms_in_each_round(pick):
     assert first == [4, 4]
     assert {*rounds} == {*cudnn.NUM_ALGORITHMS}
     assert rounds[:3] == [8, 2, 3]
+
+
+def test_a_call_that_is_far_slower_by_heuristics_is_not_tried_again(pick):
+    _, picks = pick(fused=[9.0], apart=[1.0], heuristics={"fused": [3.1], "apart": [1.0]})
+    assert set(picks.asked) == {"apart"}
+    _, picks = pick(fused=[9.0], apart=[1.0], heuristics={"fused": [2.9], "apart": [1.0]})
+    assert picks.asked.count("fused") == 2  # once in each layout
 
 
 def test_picking_ends_after_the_time_that_a_command_gives(steps, described, monkeypatch):

@@ -21,6 +21,8 @@ SMALL = {"vector": 2, "channels": 16, "rows": 4, "columns": 8, "strip": 4, "stag
         ("conv2d:1x16x9x9,16x1x3x2,s1,p1x0x2x1,d2,g16,f16,nhwc", {**SMALL, "vector": 8, "strip": 2}),
         ("conv2d:1x32x14x14,32x1x3x3,s1,p1,g32,f16,nhwc", None),
         ("conv2d:1x8x12x9,8x1x1x3,s1x2,p0x1,g8,tf32,nhwc", None),
+        ("conv2d_dgrad:2x24x13x10,24x1x5x4,s1,p2x1,g24,bf16,nhwc,add", None),
+        ("conv2d_dgrad:1x40x14x9,40x1x3x3,s1,p2,d2,g40,f16,nhwc,drelu", {**SMALL, "channels": 40}),
     ],
 )
 def test_windows_are_copied_ahead(text, config):
@@ -33,6 +35,7 @@ def test_windows_are_copied_ahead(text, config):
         "conv2d:1x12x16x16,12x1x3x3,s1,p1,g12,f16,nhwc",  # pixels of 24 bytes
         "conv2d:1x16x16x16,32x1x3x3,s1,p1,g16,f16,nhwc",
         "conv2d:1x16x64x64,16x1x11x11,s1,p5,g16,f16,nhwc",
+        "conv2d_dgrad:1x16x16x16,16x1x3x3,s2,p1,g16,f16,nhwc",
     ],
 )
 def test_other_convolutions_are_refused(text):

@@ -41,6 +41,7 @@ from tvmconv.workloads.filters import Filter
 AnyConv = Conv | DerivedConv | Filter
 
 NEAR_RATIO = 1.15  # calls within this factor of the fastest are picked again
+FAR_RATIO = 3.0  # calls with a time by cuDNN's heuristics above this multiple of the fastest are not picked again
 NUM_ALGORITHMS = (4, 8, 2, 3, 6, 10, 12, 16, 24, 0)  # algorithms that cuDNN tries, by round; 0: all
 MAX_UNIMPROVED_ROUNDS = len(NUM_ALGORITHMS) + 2  # rounds without a faster pick after which picking ends
 MIN_IMPROVEMENT = 0.01  # fraction by which a pick must be faster to count as an improvement
@@ -65,14 +66,14 @@ def time_cudnn(
 
     cuDNN selects an algorithm per thread by trials of single launches, and sometimes selects one that takes twice as
     long as another. All `list_calls` of the workload (both layouts, epilogue fused or not) are timed with the algorithm
-    of such trials and with that of cuDNN's heuristics. Calls within `NEAR_RATIO` of the fastest are picked again in new
-    threads, until `MAX_UNIMPROVED_ROUNDS` rounds find no faster algorithm or `picking_seconds` have passed. Each
-    round limits cuDNN's trials to another number of algorithms in the order of its heuristics. Fewer trials make it
-    less likely that a slow algorithm wins by chance: on an H100, the fastest algorithm of a layer was picked in 0 of 24
-    trials of all algorithms, and in 4 of 8 trials of the first 2 to 6. The GPU is busy before each pick, so that the
-    timing of a pick needs no further warm-up. The
-    fastest pick is kept for `Baseline.time_again`, which times it in other memory each time, as our kernels are, and
-    the description names it.
+    of such trials and with that of cuDNN's heuristics; if the latter takes `FAR_RATIO` times as long as that of another
+    call, there are no trials. Calls within `NEAR_RATIO` of the fastest are picked again in new threads, until
+    `MAX_UNIMPROVED_ROUNDS` rounds find no faster algorithm or `picking_seconds` have passed. Each round limits cuDNN's
+    trials to another number of algorithms in the order of its heuristics. Fewer trials make it less likely that a slow
+    algorithm wins by chance: on an H100, the fastest algorithm of a layer was picked in 0 of 24 trials of all
+    algorithms, and in 4 of 8 trials of the first 2 to 6. The GPU is busy before each pick, so that the timing of a pick
+    needs no further warm-up. The fastest pick is kept for `Baseline.time_again`, which times it in other memory each
+    time, as our kernels are, and the description names it.
 
     The time includes kernels for parts of the workload that the call does not support, such as asymmetric padding or an
     unfused epilogue. It excludes conversions of the layout, except those of a mixed layout, which cuDNN does not have.
@@ -141,7 +142,8 @@ def pick_fastest(
 
     for num_algorithms in (None, NUM_ALGORITHMS[0]):
         for number in calls_by_number:
-            try_pick(number, num_algorithms)
+            if fastest is None or best_seconds.get(number, 0.0) <= FAR_RATIO * fastest.seconds:
+                try_pick(number, num_algorithms)
     started_at, num_unimproved = time.monotonic(), 0  # the first picks, which load libraries, do not count
     algorithm_counts = itertools.cycle([*NUM_ALGORITHMS[1:], NUM_ALGORITHMS[0]])
     while fastest is not None and num_unimproved < MAX_UNIMPROVED_ROUNDS:

@@ -1,7 +1,7 @@
 """A builder for MetaSchedule that keeps its processes.
 
 MetaSchedule's `LocalBuilder` starts processes for each batch of candidates, and each of them imports TVM and then its
-tensor intrinsics, which takes a minute or more (see `tvmconv.compiler.tensor_intrinsics`). It ends a build after 30
+tensor intrinsics, which takes half a minute or more (see `tvmconv.compiler.import_frames`). It ends a build after 30
 seconds, so that candidates fail that would have been built. Here the processes import both once, and stay. They are
 not forked, because TVM's import initializes CUDA, which a forked process cannot use. What they build is the same.
 """

@@ -118,6 +118,7 @@ class DepthwiseTmaKernel:
     cta: Cta
     pipeline: TmaPipeline
     state: PipelineState
+    is_flipped: bool  # whether taps are in the opposite order, as in a gradient
 
     @property
     def channel(self) -> Expr:
@@ -181,7 +182,8 @@ class DepthwiseTmaKernel:
         taps, filters = allocate("taps", num_taps * vector, "float32"), self.arguments["K"]
         height, width = config.w.kernel
         for e, (r, s) in itertools.product(range(vector), itertools.product(range(height), range(width))):
-            store(taps, (r * width + s) * vector + e, T.Cast("float32", filters[channel + e, r, s, 0]))
+            y, x = (height - 1 - r, width - 1 - s) if self.is_flipped else (r, s)
+            store(taps, (r * width + s) * vector + e, T.Cast("float32", filters[channel + e, y, x, 0]))
         return taps
 
     def walk(self, tile: WindowTile, taps: Buffer, window: Expr, channel: Expr, first_column: Expr) -> None:
@@ -243,8 +245,8 @@ class DepthwiseTmaKernel:
                 store_global(self.arguments["Y"], index, packed, vector)
 
 
-def emit_kernel(config: DepthwiseTmaConfig, arguments: dict[str, Buffer]) -> None:
-    """Emit the kernel."""
+def emit_kernel(config: DepthwiseTmaConfig, arguments: dict[str, Buffer], *, is_flipped: bool = False) -> None:
+    """Emit the kernel; `is_flipped`: the taps of K are in the opposite order."""
     input_map = declare_tensor_map("X_map", arguments["X"], make_input_map(config))
     compute_threads, stages = int(config.compute_threads), int(config.stages)
     with open_cta(int(config.num_blocks), int(config.num_threads), 1, splits_in_cluster=False) as cta:
@@ -265,7 +267,8 @@ def emit_kernel(config: DepthwiseTmaConfig, arguments: dict[str, Buffer]) -> Non
         emit_call(T.cuda.cta_sync())
         allow_dependent_launch()
         ops = EpilogueOps.from_workload(config.w).bind_tensor_args(arguments, uses_registers=True)
-        kernel = DepthwiseTmaKernel(config, arguments, ops, cta, pipeline, PipelineState("window", stages))
+        state = PipelineState("window", stages)
+        kernel = DepthwiseTmaKernel(config, arguments, ops, cta, pipeline, state, is_flipped)
         with if_(cta.thread.thread < compute_threads):
             kernel.compute()
         with if_(cta.thread.is_first_of_warp(compute_threads // WARP_SIZE)):
