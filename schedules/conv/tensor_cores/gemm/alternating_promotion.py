@@ -73,8 +73,8 @@ class AlternatingPromotion:
             first = step % steps_per_k_tile
             last = min(steps_per_k_tile, first + end - step)
             if first == 0:
-                self.pipeline.consumer_wait(self.state.index, self.state.phase)
                 mainloop.set_stage(self.descriptors, self.pipeline.stage_address(self.state.index), warpgroup)
+                self.pipeline.consumer_wait(self.state.index, self.state.phase)
             steps = mainloop.k_steps[first:last]
             mainloop.issue(self.accumulators.registers, self.descriptors, steps, step > begin)
             if self._holds_stage:
