@@ -308,7 +308,9 @@ class _Edsr(nn.Module):
         super().__init__()
         self.first, self.body_end = nn.Conv2d(3, 64, 3, padding=1), nn.Conv2d(64, 64, 3, padding=1)
         self.body = nn.Sequential(*(_PlainResidual(64) for _ in range(16)))
-        self.upsampling = nn.Sequential(nn.Conv2d(64, 256, 3, padding=1), nn.PixelShuffle(2), nn.Conv2d(64, 3, 3, padding=1))
+        self.upsampling = nn.Sequential(
+            nn.Conv2d(64, 256, 3, padding=1), nn.PixelShuffle(2), nn.Conv2d(64, 3, 3, padding=1)
+        )
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         x = self.first(x)
