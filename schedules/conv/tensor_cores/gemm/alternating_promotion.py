@@ -33,7 +33,7 @@ class AlternatingPromotion:
     state: PipelineState
     thread: ThreadPosition
     num_warpgroups: int
-    _unreleased: int = field(default=0, init=False)  # stages that were read since the last promotion
+    _holds_stage: bool = field(default=False, init=False)  # whether the last K tile is issued, and not released
 
     def emit(self, warpgroup: Expr, num_k_tiles: int) -> None:
         """Multiply K tiles, of which there are as many in each work tile; run by all threads of a warpgroup."""
@@ -60,23 +60,33 @@ class AlternatingPromotion:
         for first in range(begin, end, self.mainloop.promotion_steps):
             self._multiply(warpgroup, first, min(first + self.mainloop.promotion_steps, end))
             wgmma_wait_group(0)
-            for distance in range(self._unreleased, 0, -1):
-                self.pipeline.consumer_release(self.state.index_before(distance), self.thread)
-            self._unreleased = 0
+            self._release_stage()
             self.accumulators.promote()
 
     def _multiply(self, warpgroup: int, begin: int, end: int) -> None:
-        """Issue the wgmmas of some steps, as one group for each K tile; the first of them overwrite the sums."""
+        """Issue the wgmmas of some steps, as one group for each K tile; the first of them overwrite the sums.
+
+        A stage is released as soon as its wgmmas are complete, while those of the next K tile are in flight.
+        """
         mainloop, steps_per_k_tile, step = self.mainloop, len(self.mainloop.k_steps), begin
         while step < end:
             first = step % steps_per_k_tile
             last = min(steps_per_k_tile, first + end - step)
             if first == 0:
-                self.pipeline.consumer_wait(self.state.index, self.state.phase)
                 mainloop.set_stage(self.descriptors, self.pipeline.stage_address(self.state.index), warpgroup)
+                self.pipeline.consumer_wait(self.state.index, self.state.phase)
             steps = mainloop.k_steps[first:last]
             mainloop.issue(self.accumulators.registers, self.descriptors, steps, step > begin)
+            if self._holds_stage:
+                wgmma_wait_group(1)
+                self._release_stage()
             if last == steps_per_k_tile:
                 self.state.advance()
-                self._unreleased += 1
+                self._holds_stage = True
             step += last - first
+
+    def _release_stage(self) -> None:
+        """Release the stage before the present one if its wgmmas are complete, and it is not released yet."""
+        if self._holds_stage:
+            self.pipeline.consumer_release(self.state.previous_index, self.thread)
+        self._holds_stage = False

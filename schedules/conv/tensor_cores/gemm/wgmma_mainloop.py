@@ -303,8 +303,8 @@ class WgmmaMainloop:
         """Multiply K tiles, and add the accumulators to the promoted sums several times in each."""
         accumulators.clear_promoted()
         with serial_loop(count, "k_tile"):
-            pipeline.consumer_wait(state.index, state.phase)
             self.set_stage(descriptors, pipeline.stage_address(state.index), warpgroup)
+            pipeline.consumer_wait(state.index, state.phase)
             for k_steps in self._list_promoted_steps():
                 self.issue(accumulators.registers, descriptors, k_steps, False)
                 wgmma_wait_group(0)
@@ -355,8 +355,8 @@ class WgmmaMainloop:
             buffer, parts = 1, self._list_promoted_steps()
             for tile, part in itertools.product(range(num_k_tiles), range(len(parts))):
                 if part == 0:
-                    pipeline.consumer_wait(state.index, state.phase)
                     self.set_stage(descriptors, pipeline.stage_address(state.index), warpgroup)
+                    pipeline.consumer_wait(state.index, state.phase)
                 buffer = 1 - buffer
                 first_register = buffer * accumulators.count
                 self.issue(accumulators.registers, descriptors, parts[part], False, first_register)

@@ -27,6 +27,7 @@ from ..promotion import (
     has_eight_bits,
     has_float8_sums,
     limit_accumulation_error,
+    prune_short_alternation,
 )
 from .candidates import list_best
 from .constraints import (
@@ -290,6 +291,7 @@ def pruning_constraints(w: Conv, estimate: Estimate = estimate_latency_us, best_
     best_latency_us = min_latency_us(w) if best_us is None else best_us
     return [
         *(limit_accumulation_error(lambda t: t.promoted_products(1)) if has_float8_sums(w) else ()),
+        *([prune_short_alternation(lambda t: gemm.k)] if has_float8_sums(w) else []),
         (
             "tiles are less than twice as large as the product",
             lambda t: (t.block_m < 2 * max(gemm.m, 64)) & (t.block_n < 2 * max(gemm.n, 16)),

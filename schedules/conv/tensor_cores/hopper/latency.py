@@ -22,6 +22,7 @@ from ..promotion import (
     PROMOTION_ORDERS,
     has_float8_sums,
     limit_accumulation_error,
+    prune_short_alternation,
 )
 from .candidates import select_best
 from .constraints import isa_constraints, require_whole_slices, resource_constraints
@@ -40,9 +41,10 @@ WORKSPACE_LAUNCH_US, WORKSPACE_BYTES_PER_US = H200_FIT.mma_sync.workspace_launch
 # Rough time of a last wave of narrower tiles for each byte that a CTA copies, relative to a whole wave.
 NARROW_WAVE_TIME = 0.8
 
-# Rough time of a promotion of a warpgroup during which the tensor cores are idle, fitted to two layers on an H200. If
-# several warpgroups compute a tile, half of it is hidden; with two sets of accumulators or in turn, nearly all of it.
-PROMOTION_LATENCY_US, PROMOTION_US_PER_ACCUMULATOR, EXPOSED_PROMOTION, HIDDEN_PROMOTION = 0.15, 1e-3, 0.5, 0.1
+# Rough time of a promotion of a warpgroup during which the tensor cores are idle, fitted to layers on an H200. If
+# several warpgroups compute a tile, two thirds of it are hidden; in turn and with two sets of accumulators, nearly all.
+PROMOTION_LATENCY_US, PROMOTION_US_PER_ACCUMULATOR = 0.15, 1e-3
+EXPOSED_PROMOTION, ALTERNATING_PROMOTION, HIDDEN_PROMOTION = 0.35, 0.12, 0.1
 
 
 def list_promotion_options(w: Conv) -> dict[str, tuple[int | str, ...]]:
@@ -110,8 +112,8 @@ def _estimate_promotion_us(config: HopperTileConfig) -> Any:
     promotions = config.products_per_k_tile(1) / np.maximum(1, config.promoted_products(1))
     promotion_us = PROMOTION_LATENCY_US + config.num_accumulators * PROMOTION_US_PER_ACCUMULATOR
     share = np.where(np.greater(config.warpgroups_per_tile, 1), EXPOSED_PROMOTION, 1.0)
-    is_hidden = np.greater(config.promotion_buffers, 1) | config.alternates_promotions
-    share = np.where(is_hidden, HIDDEN_PROMOTION, share)
+    share = np.where(config.alternates_promotions, ALTERNATING_PROMOTION, share)
+    share = np.where(np.greater(config.promotion_buffers, 1), HIDDEN_PROMOTION, share)
     return np.where(np.greater(config.promotion_interval, 0), share * promotions * promotion_us, 0.0)
 
 
@@ -191,6 +193,7 @@ def _select_best(w: Conv, kernel_schedule: str, b_is_mn_major: bool) -> tuple[Ho
     rules = [*isa_constraints(w), *resource_constraints(w)]
     if has_float8_sums(w):
         rules += limit_accumulation_error(lambda t: t.promoted_products(1))
+        rules.append(prune_short_alternation(lambda t: ImplicitGemmShape.from_workload(w).k))
     if b_is_mn_major:
         rules.append(require_whole_slices(w.storage))
     if kernel_schedule == PINGPONG:
