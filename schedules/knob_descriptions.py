@@ -39,6 +39,7 @@ DESCRIPTIONS = {
     "input_loader": 'How a channels-first input is loaded: "converted" transposes it by a launch of its own; "tma" and '
     '"cp_async" copy pixels of filters of one tap as they lie; with "halo_smem" and "halo", warps of the kernel '
     "transpose tiles that all taps of the filter share, in shared memory or in registers.",
+    "k_slices": "Consumer warpgroups that take the K tiles of a tile in turn, and add their sums in shared memory.",
     "kernel_schedule": 'How consumer warpgroups share tiles: "cooperative" computes one tile together; '
     '"cooperative_setmaxnreg" also gives them registers of the producer; "pingpong" alternates two tiles, so that one '
     "warpgroup stores while the other multiplies.",
@@ -85,7 +86,6 @@ DESCRIPTIONS = {
     "threads_x": "Threads of a CTA along a row.",
     "threads_y": "Threads of a CTA along a column.",
     "strip": "Neighbouring output columns per thread.",
-    "strip_rows": "Rows of dY of a strip; a tile of 16 rows has one strip, or several of which each has its own halo.",
     "tile_b": f"Split of the α² points of a Winograd tile: {DIRECT_TILE}.",
     "tile_c": f"Split of the output channels: {TEXTBOOK_TILE}.",
     "tile_f": f"Split of the output channels: {DIRECT_TILE}.",
@@ -150,8 +150,6 @@ OWN_DESCRIPTIONS = {
     ("winograd", "gradient_tile"): "Elements of dY of a tile along each axis.",
     ("winograd", "block_k"): "Tiles of dY between two barriers.",
     ("winograd", "parts"): "Parts of the tiles of dY, whose sums are added in order before the last transform.",
-    ("depthwise_mma_sync", "taps_y"): "Rows of the filter whose sums a warp keeps in registers.",
-    ("depthwise_mma_sync", "pixels_x"): "Columns of dY in a tile.",
     ("depthwise_diagonal", "mma_columns"): "Columns of the 16 pixels of a product, which has one row of dY or two.",
     ("depthwise_diagonal", "pixels_x"): "Columns of dY in a tile.",
     ("depthwise_diagonal", "strip_rows"): "Rows of dY of a strip, whose fragments a warp keeps in registers.",

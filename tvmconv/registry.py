@@ -218,6 +218,18 @@ def schedules(workload: Workload | str | None = None) -> list[Schedule]:
     )
 
 
+def is_computable(workload: Workload, kind: str, arch: str | None = None) -> bool:
+    """Return whether a schedule for a kind of device and an architecture computes a workload.
+
+    This is faster than `schedules`, which evaluates the conditions of all schedules.
+    """
+    return any(
+        _is_applicable_or_failing(each, workload)
+        for each in schedules()
+        if each.operator == workload.operator and each.can_run_on(kind, arch)
+    )
+
+
 def _is_applicable_or_failing(s: Schedule, w: Workload) -> bool:
     """Return whether a schedule applies or its condition raises; the exception is reported when it is used."""
     try:

@@ -150,3 +150,21 @@ def test_a_candidate_that_breaks_the_device_costs_itself_alone(tmp_path, monkeyp
     assert [json.loads(line)[1][1] for line in records] == [[2e-6], [FAILED], [2e-6]]
     assert len((tmp_path / "search-timed/clock").read_text().split()) == 2
     assert "illegal address" in capsys.readouterr().err
+
+
+def test_a_task_for_which_rules_fail_has_no_candidates(capsys):
+    class Context:
+        def __init__(self, error=None):
+            self.error = error
+
+        def pre_tuning(self, *_numbers):
+            if self.error:
+                raise self.error
+
+        def generate_measure_candidates(self):
+            return ["candidate"]
+
+    contexts = [Context(), Context(ValueError("not a stage pipeline")), Context()]
+    found = [(each.number, each.task) for each in metaschedule_sampling._sample([4, 5, 6], contexts, 2)]
+    assert found == [(0, 4), (0, 6), (1, 4), (1, 6)]
+    assert "task 5: " in capsys.readouterr().err

@@ -1,6 +1,8 @@
 """`tvmconv bench bounds`, `torch-table` and `layer-table`: tables of measured records and runs."""
 
 import json
+import re
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -97,23 +99,28 @@ def test_a_layer_table_needs_tuned_kernels(bench, capsys):
 
 
 def test_a_layer_table_of_several_devices_names_them():
-    files = sorted((ROOT / "tuning_logs").glob("*/gradients/gradients-dense.json.gz"), reverse=True)
+    files = sorted((ROOT / "tuning_logs").glob("*/gradients/gradients-tf32.json.gz"), reverse=True)
     several, one = make_layer_table([*map(Sweep.read, files)]), make_layer_table([Sweep.read(files[0])])
     assert {row[-1] for row in several.rows} == {"NVIDIA H200", "NVIDIA H100 80GB HBM3", "—"}
     assert "device" not in one.headers
 
 
 def test_a_layer_table_has_the_newest_run_of_each_layer():
-    files = sorted((ROOT / "tuning_logs/nvidia-h200/gradients").glob("gradients-dense*.json.gz"))
-    sweeps = {file: Sweep.read(file) for file in files}
-    kept = keep_newest(sweeps)
-    workloads = [result.workload for sweep in kept for result in sweep.results]
-    assert len(set(workloads)) == len(workloads) == len({r.workload for s in sweeps.values() for r in s.results})
-    assert kept != [*sweeps.values()]
-    times = {result.workload.text: result.seconds["tuned"] for sweep in kept for result in sweep.results}
-    assert times["conv3d_dgrad:8x64x16x56x56,64x64x3x3x3,s1,p1,f16,nhwc"] == pytest.approx(155.2e-6, rel=1e-3)
+    (newer,) = [Sweep.read(ROOT / "tuning_logs/nvidia-h200/gradients/gradients-dgrad-depthwise.json.gz")]
+    first, *others = newer.results
+    slow = replace(first, rows=tuple(replace(row, timing=None) for row in first.rows))
+    older = Sweep("older", ["a"], [slow], re.sub(r"\d{4}-\d\d-\d\d", "2026-01-01", newer.provenance))
+    part = Sweep("part", newer.labels[1:], others, newer.provenance)
+    files = (Path(f"gradients-some{end}.json.gz") for end in ("", "-2", "-3"))
+    sweeps = dict(zip(files, (older, newer, part), strict=True))
+    kept = keep_newest(sweeps)  # of one date, the file with the larger number is newer
+    assert [[result.workload for result in sweep.results] for sweep in kept] == [
+        [first.workload],
+        [result.workload for result in others],
+    ]
+    assert kept[0].results == [first]
     (row,) = make_summary_table(sweeps).rows
-    assert [*row[:2]] == ["dense", str(len(times))]
+    assert [*row[:2]] == ["some", str(len(newer.results))]
 
 
 def test_the_slowest_layers_come_first(bench, capsys):

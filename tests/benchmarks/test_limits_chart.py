@@ -7,7 +7,7 @@ from tvmconv.reports.network_limits import compute_network_shares
 from tvmconv.workloads import Layer
 
 LOGS = Path(__file__).parents[2] / "tuning_logs"
-MEASURED = LOGS / "nvidia-h200/batches/batch-layers-tuned.json.gz"
+MEASURED = LOGS / "nvidia-h200/batches/batch-energy-tuned.json.gz"
 
 
 def test_a_network_has_its_measured_layers_from_the_lowest_share_on():

@@ -2,11 +2,13 @@
 
 import subprocess
 
+import numpy as np
 import pytest
 import tvm
+import tvm_ffi
 from tvm import relax
 
-from tvmconv.compiler import nvrtc
+from tvmconv.compiler import cuda_library, nvrtc
 from tvmconv.compiler.cuda_library import PrecompiledExecutable, compile_cuda_modules, export_library
 from tvmconv.errors import CompileError
 
@@ -72,3 +74,23 @@ def test_exported_libraries_have_machine_code(tmp_path, python):
     PrecompiledExecutable(executable.mod, "sm_90").export_library(paths[1])
     done = subprocess.run([*python, "-c", LOAD, *paths], check=True, capture_output=True, text=True)
     assert done.stdout.split() == ["cubin", "cubin"]
+
+
+def test_executable_of_a_cuda_runtime_is_exported_as_it_is(tmp_path, monkeypatch):
+    monkeypatch.setattr(cuda_library, "has_cuda_runtime", lambda: True)
+    x = relax.Var("x", relax.TensorType((1, 4), "float32"))
+    builder = relax.BlockBuilder()
+    with builder.function("main", [x]):
+        builder.emit_func_output(builder.emit(relax.op.tanh(x)))
+    executable = PrecompiledExecutable(tvm.compile(builder.get(), "llvm").mod, "sm_90")
+    executable.export_library(tmp_path / "model.so")
+    for library in (executable, tvm.runtime.load_module(str(tmp_path / "model.so"))):
+        y = relax.VirtualMachine(library, tvm.cpu())["main"](tvm.runtime.tensor(np.ones((1, 4), np.float32)))
+        np.testing.assert_allclose(y.numpy(), np.tanh(1), rtol=1e-6)
+
+
+def test_libraries_without_kernels_of_tvm_are_exported(tmp_path):
+    code = "int __tvm_ffi_f(void* self, void* arguments, int number, void* result) { return 0; }"
+    module = tvm_ffi.get_global_func("runtime.CSourceModuleCreate")(code, "c", ["f"], [])
+    export_library(module, tmp_path / "f.so", "sm_90")
+    assert (tmp_path / "f.so").exists()

@@ -125,17 +125,25 @@ def command_of(section, page, folder):
             "--section",
             section,
         ]
-    if section.startswith("gradients-"):
+    if section == "gradients-slower":
+        files = recorded("*/gradients/*.json.gz")
+        return ["bench", "layer-table", *files, "--below", "1.0", "--short-legend", "--section", section]
+    if section.startswith("gradients-") and not section.endswith("-counters"):
         files = reversed(recorded(f"*/gradients/{section}*.json.gz"))
         return ["bench", "layer-table", *files, "--short-legend", "--section", section]
-    if section in ("video", "video-bare", "batches", "batches-depthwise"):
+    if section in ("video", "video-bare", "batches-depthwise"):
         return ["bench", "layer-table", *recorded(f"*/{section}/*-tuned*.json.gz"), "--section", section]
-    if section == "batches-networks":
+    if section == "batches-energy":
+        files = recorded("*/batches/batch-energy-tuned*.json.gz")
+        return ["bench", "layer-table", *files, "--short-legend", "--section", section]
+    if section in ("batches-networks", "batches-slower"):
         whole = "resnet50-f16", "resnet50-no-conv1-tf32", "yolov8s-f16", "efficientnet_b0-f16", "sd_unet-f16"
         files = recorded("*/batches/*-tuned*.json.gz"), *(recorded(f"*/*/{name}-nhwc-b*-tuned.json") for name in whole)
-        files, suite = [*itertools.chain(*files)], LOGS / "batch-networks.json"
-        files += recorded("*/sd_vae_decoder/sd_vae_decoder-f16-nhwc-tuned.json")
-        return ["bench", "layer-table", *files, "--networks", suite, "--section", section]
+        files = [*itertools.chain(*files), *recorded("*/sd_vae_decoder/sd_vae_decoder-f16-nhwc-tuned.json")]
+        kind = ["--below", "1", "--short-legend"]
+        if section == "batches-networks":
+            kind = ["--networks", LOGS / "batch-networks.json"]
+        return ["bench", "layer-table", *files, *kind, "--section", section]
     (measured,) = recorded(f"*/*/{section}.json") or recorded(f"*/*/{section}.json.gz")
     if section.startswith("bounds-"):
         return ["bench", "bounds", "--from", measured, "-o", folder]

@@ -134,32 +134,41 @@ def test_tensor_cores_compute_grouped_gradients(text):
         assert (used.threads[0], used.blocks[0]) == (launch.threads_per_block, launch.num_blocks)
 
 
-BANDS = [
+EIGHT_OCTETS = {"octets": 8, "strips": 2, "strip_rows": 8, "mma_columns": 8, "warps_taps": 1, "warps_pixels": 2}
+DIAGONALS = [
     (
         "conv2d_wgrad:2x16x6x19,16x1x3x5,s1,p1x2,g16,f16,nhwc,add",
-        {"taps_y": 2, "pixels_x": 16, "octets": 2, "parts": 2},
+        {"taps_y": 2, "warps_taps": 2, "octets": 2, "pixels_x": 16, "warps_pixels": 2},
     ),
-    ("conv2d_wgrad:2x16x10x11,16x1x5x4,s2x3,p2x1,d1x2,g16,bf16,nhwc,out-f32", {"strip_rows": 4, "octets": 2}),
-    ("conv3d_wgrad:1x8x3x3x21,8x1x3x1x13,s2x1x1,p1x0x6,g8,f16,nhwc", {"pixels_x": 24, "stages": 3}),
+    (
+        "conv2d_wgrad:2x40x10x11,40x1x5x4,s2x3,p2x1,d1x2,g40,bf16,nhwc,out-f32",
+        {"octets": 4, "strip_rows": 4, "mma_columns": 8},
+    ),
+    ("conv3d_wgrad:1x8x3x3x21,8x1x3x1x13,s2x1x1,p1x0x6,g8,f16,nhwc", {"octets": 1, "pixels_x": 32, "stages": 3}),
+    ("conv2d_wgrad:3x72x7x7,72x1x7x7,s1,p3,g72,f16,nhwc", EIGHT_OCTETS),
+    (
+        "conv2d_wgrad:2x72x14x14,72x1x3x3,s1,p1,g72,bf16,nhwc",
+        {"octets": 9, "strip_rows": 14, "mma_columns": 16, "pixels_x": 16, "warps_taps": 1, "warps_pixels": 1},
+    ),
 ]
 
 
 @pytest.mark.sample(2)
-@pytest.mark.parametrize(("text", "config"), BANDS)
-def test_band_matrices_compute_depthwise_gradients(text, config):
-    kernel = emulate.build_checked(text, "depthwise_mma_sync", config)
-    space = registry.find_schedule(kernel.workload, "depthwise_mma_sync").space(kernel.workload)
+@pytest.mark.parametrize(("text", "config"), DIAGONALS)
+def test_diagonals_are_depthwise_gradients(text, config):
+    kernel = emulate.build_checked(text, "depthwise_diagonal", config)
+    space = registry.find_schedule(kernel.workload, "depthwise_diagonal").space(kernel.workload)
     used, launch = space.compute_usage(space.point_from_config(kernel.config)[None]), kernel.kernels[0].launch
     assert (used.threads[0], used.blocks[0]) == (launch.threads_per_block, launch.num_blocks)
 
 
-def test_band_matrices_are_searched_for_large_filters_only():
+def test_diagonals_are_searched_for_large_images_only():
     large, small, narrow = (
-        tc.parse(f"conv2d_wgrad:32x{c}x56x56,{c}x1x{k}x{k},s1,p{k // 2},g{c},f16,nhwc")
-        for c, k in ((96, 7), (144, 3), (100, 7))
+        tc.parse(f"conv2d_wgrad:32x{c}x{n}x{n},{c}x1x7x7,s1,p3,g{c},f16,nhwc")
+        for c, n in ((96, 56), (768, 7), (100, 56))
     )
     names = [[s.name for s in registry.schedules_to_tune(w, "cuda", "sm_90")] for w in (large, small, narrow)]
-    assert ["depthwise_mma_sync" in each for each in names] == [True, False, False]
+    assert ["depthwise_diagonal" in each for each in names] == [True, False, False]
 
 
 def test_persistent_ctas_compute_several_tiles():

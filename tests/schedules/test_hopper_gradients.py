@@ -65,6 +65,7 @@ STRIDED = [
     ("conv2d_transpose:2x32x9x8,32x24x4x4,s2,p1,tf32,bias,add,relu", {"block_n": 32}),
 ]
 
+SLICED = {"warpgroups": 2, "k_slices": 2, "stages": 4, "parts": 1, "block_k_bytes": 64}
 WGRADS = [
     ("conv2d_wgrad:2x32x9x8,64x32x3x3,s1,p1,f16,nhwc", {"block_n": 32}),
     ("conv2d_wgrad:4x64x9x8,72x64x3x3,s1,p1,f16,nhwc", {"parts": 3}),
@@ -85,6 +86,11 @@ WGRADS = [
     ("conv2d_wgrad:4x64x9x8,72x64x3x3,s1,p1,bf16,nhwc,out-f32,add", {"parts": 1, "split_k": 3}),
     ("conv2d_wgrad:4x128x7x11,64x128x1x1,s1,p0,f16", {"block_n": 96, "cluster_n": 2, "parts": 1}),
     ("conv2d_wgrad:4x72x9x8,64x72x2x1,s1,p0,f16,nhwc", {"block_n": 32, "parts": 1, "split_k": 2}),
+    # Warpgroups that take K tiles in turn, also in a cluster that shares operands, and in one that splits the rest.
+    ("conv2d_wgrad:3x64x15x15,128x64x1x1,s1,p0,f16,nhwc", {**SLICED, "cluster_m": 2}),
+    ("conv2d_wgrad:4x72x15x15,72x72x1x1,s1,p0,bf16,nhwc,add", {**SLICED, "split_k": 2, "stages": 5}),
+    # Clusters have more tiles than there are along each axis.
+    ("conv2d_wgrad:3x192x15x15,192x192x1x1,s1,p0,f16,nhwc", {**SLICED, "cluster_m": 2, "cluster_n": 2}),
 ]
 RANDOM_WGRAD = "conv2d_wgrad:3x40x9x8,72x40x2x2,s1,p1x0,f16,nhwc"  # narrow boxes, two parts, clusters along both modes
 SMALL_WGRAD = {name: value for name, value in SMALL.items() if name != "split_k"} | {"block_n": 64}

@@ -53,6 +53,7 @@ HALO_WGRADS = [
     ),
     ("conv2d_wgrad:2x18x7x19,18x18x5x3,s1x2,p1,bf16,nhwc,out-f32", {"block_p": 4, "warps_n": 4, "stages": 3}),
     ("conv2d_wgrad:2x34x8x14,68x17x3x3,s1,p1,g2,tf32,nhwc,add", {"taps_y": 3, "warps_n": 4, "block_q": 14}),
+    ("conv3d_wgrad:1x16x5x7x6,24x16x3x2x3,s2x1x2,p1x0x1,d1x2x1,bf16,nhwc,add", {"taps_y": 2, "block_q": 3}),
 ]
 
 

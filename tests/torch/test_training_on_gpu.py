@@ -1,6 +1,7 @@
 """Training on an NVIDIA GPU: gradients of kernels, autocast, captured steps, several processes, curves of losses."""
 
 import copy
+import functools
 import itertools
 import threading
 import time
@@ -122,9 +123,12 @@ def optimize(model, x, dtype=torch.float16, **options):
         return tvmconv.torch.optimize(model, x, train=True, **options)
 
 
-def train(model, data, num_steps, dtype=torch.float16):
+SGD = functools.partial(torch.optim.SGD, lr=0.02, momentum=0.9)
+
+
+def train(model, data, num_steps, dtype=torch.float16, make_optimizer=SGD):
     """The losses of the steps, with autocast and scaled gradients."""
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.02, momentum=0.9)
+    optimizer = make_optimizer(model.parameters())
     scaler = torch.amp.GradScaler("cuda", enabled=dtype is torch.float16)
     losses = []
     for number in range(num_steps):
@@ -160,13 +164,14 @@ def test_curves_of_losses_of_fused_graphs_are_those_of_pytorch(dtype, is_convnex
     """The same where operators compute normalizations and element-wise operations, and PyTorch the convolutions."""
     for module in (training, training_backend):
         monkeypatch.setattr(module, "fill_table", lambda *_: [])
-    data, model = make_data(), make_network()
+    data, model, make_optimizer = make_data(), make_network(), SGD
     if is_convnext:
+        make_optimizer = functools.partial(torch.optim.AdamW, lr=3e-3)  # SGD has not converged after 300 steps
         model = convnext.make_network(0.0, (32, 64), 10).cuda().to(memory_format=torch.channels_last)
     torch._dynamo.reset()
     ours = optimize(copy.deepcopy(model), data[0][0], dtype, fused=True, choose="tuned")
     assert any("layer norm" in note or "batch norm" in note for note in get_training_report(ours).notes)
-    found, wanted = train(ours, data, 300, dtype), train(model, data, 300, dtype)
+    found, wanted = (train(each, data, 300, dtype, make_optimizer) for each in (ours, model))
     assert found[0] == pytest.approx(wanted[0], rel=1e-2)
     assert wanted[-1] < wanted[0] / 3
     means = [sum(losses[-30:]) / 30 for losses in (found, wanted)]

@@ -104,13 +104,20 @@ class _Round:
 
 
 def _sample(indices: Sequence[int], contexts: Sequence[TuneContext], num_rounds: int) -> Iterator[_Round]:
-    """Yield candidates of each task in rounds, until there are as many or no task has more."""
+    """Yield candidates of each task in rounds, until there are as many or no task has more. A task for which
+    MetaSchedule's rules raise an error has none.
+    """
     remaining = dict(zip(indices, contexts, strict=True))
     is_prepared: set[int] = set()
     for number in range(num_rounds):
         for index, context in list(remaining.items()):
             if index not in is_prepared:
-                context.pre_tuning(MAX_TRIALS, CANDIDATES_PER_ROUND)
+                try:
+                    context.pre_tuning(MAX_TRIALS, CANDIDATES_PER_ROUND)
+                except Exception as error:  # one of TVM's many types, where a rule does not apply to a task
+                    print(f"task {index}: {describe_error(error)[:MAX_ERROR_CHARACTERS]}", file=sys.stderr, flush=True)
+                    del remaining[index]
+                    continue
                 is_prepared.add(index)
             candidates = context.generate_measure_candidates()
             if not candidates:

@@ -31,7 +31,9 @@ NUM_PROFILED_CALLS = 5
 CHANNELS_LAST = {"relax.nn.conv2d": ["NHWC", "OHWI"]}
 DTYPES = ("f32", "tf32", "f16", "bf16")
 FAILURES = (AssertionError, Error, RuntimeError, TypeError, ValueError)  # dlight's rules raise AssertionError
-METHODS_OF_PYTORCH = frozenset(["pytorch", "pytorch-compiled", "pytorch-autotuned", "tvmconv-torch"])
+METHODS_OF_PYTORCH = frozenset(
+    ["pytorch", "pytorch-compiled", "pytorch-autotuned", "tvmconv-torch", "tvmconv-torch-log"]
+)
 METHODS_OF_TVM = frozenset(["tvm", "tvm-nhwc", "metaschedule"])  # which schedule convolutions by TVM's rules
 
 
@@ -365,13 +367,13 @@ def _prepare_pytorch_compiled(worker: Worker, *, mode: str = "default") -> Prepa
     return _prepare_torch(worker, network, {})
 
 
-def _prepare_tvmconv_torch(worker: Worker) -> Prepared:
+def _prepare_tvmconv_torch(worker: Worker, *, searches: bool = True) -> Prepared:
     import tvmconv.torch
 
     case = worker.case
     network, x = worker.get_torch_network(), worker.get_torch_example()
-    log = worker.find_log()
-    optimized = tvmconv.torch.optimize(network, x, seconds=case.seconds, log=log, device=case.device)
+    seconds = case.seconds if searches else None
+    optimized = tvmconv.torch.optimize(network, x, seconds=seconds, log=worker.find_log(), device=case.device)
     return _prepare_torch(worker, optimized, {"lines": [asdict(line) for line in optimized.report().lines]})
 
 
@@ -404,6 +406,9 @@ METHODS = {
         "tvmconv.relax, no CUDA graph", functools.partial(_prepare_tvmconv_relax, cuda_graph=False)
     ),
     "tvmconv-torch": Method("tvmconv.torch", _prepare_tvmconv_torch),
+    "tvmconv-torch-log": Method(
+        "tvmconv.torch, from the log", functools.partial(_prepare_tvmconv_torch, searches=False)
+    ),
     "metaschedule": Method("MetaSchedule", _prepare_metaschedule),
 }
 

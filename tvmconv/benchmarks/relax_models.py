@@ -5,10 +5,11 @@
 
 Each network, dtype and batch is a case. A worker process per case runs its methods one after another. Several workers
 compile and search at once, and take turns at the GPU for each timing. A method that takes longer than the limit, or
-ends its process, costs only itself. Two times are measured: that of calls which are queued one after another, and that
-of a call with the wait for its result. PyTorch and tvmconv.torch run eagerly and in CUDA graphs, of which the faster
-counts. Outputs are compared with the network's in float64. Results are in DIR/relax-NAME.json and .md, which are
-written after each method; the log is DIR/relax.jsonl.
+ends its process, costs only itself. Two times are measured: that of calls which are queued one after another, and
+that of a call with the wait for its result. PyTorch and tvmconv.torch run eagerly and in CUDA graphs, of which the
+faster counts. With the method tvmconv-torch-log after tvmconv-relax, both have kernels of the same search. Outputs
+are compared with the network's in float64. Results are in DIR/relax-NAME.json and .md, which are written after each
+method; the log is DIR/relax.jsonl.
 """
 
 from __future__ import annotations
@@ -42,7 +43,7 @@ from tvmconv.reports.tables import EMPTY_CELL, Table, format_micros, format_sign
 
 HEADERS = ("by", "queued [µs]", "× TVM", "call [µs]", "made in [s]", "rel. error", "note")
 NUM_KERNELS_SHOWN = 20
-SLOW_METHODS = ("metaschedule", "pytorch-autotuned")
+OTHER_METHODS = ("metaschedule", "pytorch-autotuned", "tvmconv-torch-log")  # measured on request
 THREADS_VARIABLE = "OMP_NUM_THREADS"  # without it, each worker's PyTorch starts as many threads as there are cores
 
 
@@ -51,7 +52,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("networks", nargs="+", metavar="NAME", help="Networks of torchvision.")
     options.add_option(parser, "--dtype", None, "Dtype", choices=DTYPES, repeat=True)
     options.add_option(parser, "--batch", "N", "Batch size", type=options.parse_count, repeat=True)
-    text = f"Method, of {', '.join(METHODS)}; all but {' and '.join(SLOW_METHODS)} by default"
+    text = f"Method, of {', '.join(METHODS)}; all but {', '.join(OTHER_METHODS)} by default"
     options.add_option(parser, "--method", "NAME", text, choices=METHODS, repeat=True)
     options.add_option(parser, "--seconds", "S", "Seconds of search for each case", type=options.parse_positive)
     text = "Seconds of search by MetaSchedule for each case"
@@ -93,7 +94,7 @@ def _find_version(package: str) -> str:
 
 
 def _list_cases(args: argparse.Namespace, device: str) -> list[NetworkCase]:
-    methods = tuple(args.method) or tuple(name for name in METHODS if name not in SLOW_METHODS)
+    methods = tuple(args.method) or tuple(name for name in METHODS if name not in OTHER_METHODS)
     return [
         NetworkCase(
             network,

@@ -116,6 +116,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     options.add_option(parser, "--layout", None, "Memory format", choices=LAYOUTS, default=LAYOUTS[0])
     text = "Time the unchanged network in the memory format of --layout alone."
     parser.add_argument("--one-layout", action="store_true", help=text)
+    parser.add_argument("--once", action="store_true", help="Do not optimize the network again from the log.")
     add_gpu_lock(parser)
     add_device(parser)
     add_output(parser)
@@ -180,16 +181,19 @@ def _measure(result: NetworkResult, device: Device, args: argparse.Namespace) ->
     if args.image_size:
         shape = (shape[0], *(args.image_size for _ in shape[1:]))
     torch.manual_seed(0)
-    with hold_gpu(args.gpu_lock):
+    has_norms = any(isinstance(module, torch.nn.BatchNorm2d) for module in model.modules())
+    with hold_gpu(args.gpu_lock if has_norms else None):
         model = set_statistics(model.to(torch_device), shape)
-        x = torch.randn(args.batch, *shape).to(torch_device, dtype)
-        model = model.to(dtype).requires_grad_(False)
-        with torch.no_grad():
-            expected = copy.deepcopy(model).double()(x[:1].double())
         make_waiter(torch_device)()
+    x = torch.randn(args.batch, *shape).to(torch_device, dtype)
+    model = model.to(dtype).requires_grad_(False)
+    expected = None
 
     def time_network(label: str, network: Callable[[Any], Any], made: float = 0.0) -> NetworkTiming:
+        nonlocal expected
         with torch.no_grad():
+            if expected is None:
+                expected = copy.deepcopy(model).double()(x[:1].double())
             error = _compute_error(network(x)[:1], expected)
             graph = time_call(lambda: network(x), torch_device)
             eager = time_wall_clock(lambda: network(x), make_waiter(torch_device))
@@ -260,7 +264,7 @@ def _measure(result: NetworkResult, device: Device, args: argparse.Namespace) ->
                 quantized = time_optimized(f"{OURS}, {text}", dtype=text, calibrate=[x], progress=show)
             result.reports[text] = quantized.report()
             yield
-        if log and log.exists() and not args.quantize:
+        if log and log.exists() and not (args.quantize or args.once):
             time_optimized(FROM_LOG)
             yield
         for mode in args.compile:

@@ -308,11 +308,13 @@ class _Edsr(nn.Module):
         super().__init__()
         self.first, self.body_end = nn.Conv2d(3, 64, 3, padding=1), nn.Conv2d(64, 64, 3, padding=1)
         self.body = nn.Sequential(*(_PlainResidual(64) for _ in range(16)))
-        self.up = nn.Sequential(nn.Conv2d(64, 256, 3, padding=1), nn.PixelShuffle(2), nn.Conv2d(64, 3, 3, padding=1))
+        self.upsampling = nn.Sequential(
+            nn.Conv2d(64, 256, 3, padding=1), nn.PixelShuffle(2), nn.Conv2d(64, 3, 3, padding=1)
+        )
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         x = self.first(x)
-        return self.up(self.body_end(self.body(x)) + x)
+        return self.upsampling(self.body_end(self.body(x)) + x)
 
 
 def edsr_baseline() -> nn.Module:

@@ -88,11 +88,11 @@ def export_library(executable: Any, file_name: str | os.PathLike[str], arch: str
         >>> executable = tvm.compile(mod, target, relax_pipeline="tvmconv")  # doctest: +SKIP
         >>> tvmconv.relax.export_library(executable, "model.so", "sm_90")  # doctest: +SKIP
     """
-    if has_cuda_runtime():
-        return executable.export_library(str(file_name), **kwargs)
-    pack = functools.partial(pack_imports, functools.partial(compile_source, arch=arch))
     module = executable.mod if isinstance(executable, Executable) else executable
-    return module.export_library(str(file_name), fpack_imports=pack, **kwargs)
+    if not has_cuda_runtime() and has_cuda_module(module):
+        compile_cuda = functools.partial(compile_source, arch=arch)
+        kwargs["fpack_imports"] = functools.partial(pack_imports, compile_cuda)
+    return module.export_library(str(file_name), **kwargs)
 
 
 def has_cuda_runtime() -> bool:
@@ -100,6 +100,13 @@ def has_cuda_runtime() -> bool:
     import tvm_ffi
 
     return tvm_ffi.get_global_func("ffi.Module.create.cuda", allow_missing=True) is not None
+
+
+def has_cuda_module(module: Any) -> bool:
+    """Return whether a module of TVM or one that it imports has kernels of TVM for CUDA. TVM generates host code with
+    LLVM for these.
+    """
+    return module.kind == "cuda" or any(map(has_cuda_module, module.imports))
 
 
 def compile_source(source: str, *, arch: str) -> bytes:

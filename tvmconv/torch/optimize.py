@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import copy
 import os
-import threading
 import time
 import warnings
 from collections.abc import Callable, Iterable, Sequence
@@ -15,9 +14,8 @@ from typing import Any, Literal, overload
 import torch
 from torch.utils._pytree import tree_leaves
 
-from tvmconv import registry
 from tvmconv.deadline import Deadline
-from tvmconv.errors import Error, FallbackWarning, ModelError, translate_to_model_error
+from tvmconv.errors import FallbackWarning, ModelError, translate_to_model_error
 from tvmconv.measure.workers.pool import keep_workers_alive
 from tvmconv.search.options import TuneOptions
 from tvmconv.torch.accuracy import compute_relative_error
@@ -32,7 +30,7 @@ from tvmconv.torch.lazy_modules import initialize_lazy_modules
 from tvmconv.torch.model import MEMORY_FORMAT_BY_NAME, Optimized, choose_memory_format, find_memory_format
 from tvmconv.torch.observers import ObserverName
 from tvmconv.torch.partition import GraphPartition, clone_tensors, partition_model, record_calls
-from tvmconv.torch.product_search import prestart_search
+from tvmconv.torch.product_search import start_search_early
 from tvmconv.torch.qdq import has_pairs, normalize_graph
 from tvmconv.torch.qdq_quantizer import QdqQuantizer
 from tvmconv.torch.quantization import GraphQuantizer, ModelQuantizer
@@ -239,8 +237,7 @@ def _optimize_on_device(
             stack.enter_context(keep_workers_alive())
         with keep_workers_alive() if deadline else contextlib.nullcontext():
             if deadline and torch_device.type == "cuda":  # on the CPU, workers would disturb the timings
-                prestart_search(torch_device)
-                threading.Thread(target=_load_schedules, daemon=True).start()
+                start_search_early(torch_device)
             with translate_to_model_error("the model cannot be copied"):  # for example a tensor with gradient history
                 model_copy = copy_model(model).eval().requires_grad_(False)
                 if isinstance(model_copy, torch.fx.GraphModule) and is_quantized:
@@ -313,12 +310,6 @@ def _optimize_on_device(
     notes = [*report.notes, *kernel_selector.describe_omissions(num_workloads)]
     optimized.set_report(replace(report, difference=difference, notes=tuple(notes)))
     return optimized
-
-
-def _load_schedules() -> None:
-    """Load the schedules, which import TVM, before they are needed."""
-    with contextlib.suppress(Error):  # the search raises it again
-        registry.schedules()
 
 
 def make_norm_fuser(timing_cache: TimingCache, choose: ChooseMode, deadline: Deadline | None) -> NormFuser:

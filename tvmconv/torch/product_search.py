@@ -17,8 +17,10 @@ log, and those of earlier calls count.
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import math
+import threading
 import time
 from collections import Counter, deque
 from collections.abc import Callable, Iterator, Sequence
@@ -180,6 +182,8 @@ class ProductSearch:
         record_index: Records of logs.
         deadline: End of the search.
         on_progress: Callback that receives a line of text now and then.
+        comparison_seconds: Seconds that the search leaves until its end for each product that has a kernel by then, in
+            all at most half of its time.
     """
 
     def __init__(
@@ -191,9 +195,11 @@ class ProductSearch:
         record_index: RecordIndex,
         deadline: Deadline,
         on_progress: Callable[[str], None],
+        comparison_seconds: float = 0.0,
     ) -> None:
         self._device, self._torch_device, self._log = device, torch_device, log
         self._deadline, self._on_progress = deadline, on_progress
+        self._comparison_seconds, self._max_reserved_seconds = comparison_seconds, deadline.remaining_seconds / 2
         self.products = _make_products(tasks, device, record_index)
         self._versions = collect_versions(device)
         self._tags = count()
@@ -239,9 +245,14 @@ class ProductSearch:
             pass
 
     def _is_over(self) -> bool:
-        """Return whether the time is up: at the deadline, or at its cut-off as long as no product has a kernel."""
-        has_kernels = any(product.kernels for product in self.products)
-        return (self._deadline if has_kernels else self._deadline.cut_off).has_passed
+        """Return whether the time is up: with time to compare the products that have a kernel, or without any at the
+        cut-off of the deadline.
+        """
+        num_found = sum(bool(product.kernels) for product in self.products)
+        if not num_found:
+            return self._deadline.cut_off.has_passed
+        reserved_seconds = min(num_found * self._comparison_seconds, self._max_reserved_seconds)
+        return self._deadline.remaining_seconds <= reserved_seconds
 
     def _start_runner(self) -> SupervisedWorker:
         limits = WorkerLimits(RUNNER_START_SECONDS, RUN_SECONDS[self._device.kind])
@@ -252,7 +263,9 @@ class ProductSearch:
 
     def _make_builder_setup(self) -> BuilderSetup:
         workloads = [product.workload for product in self.products]
-        by_key = {_make_key(w, schedule.name): schedule for w in workloads for schedule in registry.schedules(w)}
+        operators = {workload.operator for workload in workloads}
+        # Whether each schedule computes each workload is known to the processes that list configs.
+        by_key = {f"{each.operator} {each.name}": each for each in registry.schedules() if each.operator in operators}
         return BuilderSetup(workloads[0], by_key, self._device, BUILD_MEMORY_BYTES)
 
     def _find_next(self) -> SearchedProduct | None:
@@ -372,6 +385,20 @@ def prestart_search(torch_device: torch.device) -> None:
     """Start the processes of a search before it begins; call it in a block of `keep_workers_alive`."""
     pool.shared.prestart(RUNNER_MODULE, RUNNER_MODULE, 1, torch_device)  # first, as builders wait for TVM's loading
     pool.shared.prestart(pool.BUILDER_MODULE, pool.BUILDER_MODULE, pool.resolve_num_workers(None))
+
+
+def start_search_early(torch_device: torch.device) -> None:
+    """Start the processes of a search and load the schedules, which import TVM, while this thread does other work.
+
+    Call it in a block of `keep_workers_alive`.
+    """
+    prestart_search(torch_device)
+    threading.Thread(target=_load_schedules, daemon=True).start()
+
+
+def _load_schedules() -> None:
+    with contextlib.suppress(Error):  # the search raises it again
+        registry.schedules()
 
 
 def _make_products(tasks: Sequence[SearchTask], device: Device, record_index: RecordIndex) -> list[SearchedProduct]:

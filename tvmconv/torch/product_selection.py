@@ -35,7 +35,7 @@ PYTORCH_TIMING_FRACTION = 0.2  # of the time until the deadline, for PyTorch's t
 # Approximate times of the check of a product, and of one with statistics, whose kernel is not searched but timed.
 COMPARE_SECONDS = {"cuda": 0.1, "cpu": 1.0}
 COMPARE_STATS_SECONDS = {"cuda": 0.25, "cpu": 1.0}
-MAX_STATS_FRACTION = 0.15  # of a time limit, for building kernels with statistics; else there are none
+MAX_STATS_FRACTION = 0.15  # of a time limit, to build and compare kernels with statistics; else there are none
 CLOSE_RATIO = 0.1  # relative difference of two times below which both are measured again, one after the other
 
 
@@ -59,21 +59,25 @@ class ProductSelector:
         timings = self._iterate_pytorch_timings([task for task in supported if task.product != FORWARD_STATS])
         try:
             with keep_workers_alive():
-                kind = self._provider.torch_device.type
-                seconds = (len(supported) - len(derived)) * COMPARE_SECONDS[kind]
-                seconds += len(derived) * COMPARE_STATS_SECONDS[kind]
-                deadline = self._deadline and reserve_comparison(seconds, self._deadline)
+                stats_seconds = len(derived) * COMPARE_STATS_SECONDS[self._provider.torch_device.type]
+                deadline, num_found = self._deadline and reserve_comparison(stats_seconds, self._deadline), 0
                 if deadline is not None and supported:
                     num_waves = ceil_div(len(derived), resolve_num_workers(None))
                     search_deadline = deadline.reserve_seconds(
                         min(num_waves * BUILD_SECONDS, deadline.remaining_seconds / 2)
                     )
-                    self._search(supported, search_deadline, timings)
+                    num_found = self._search(supported, search_deadline, timings)
+                    deadline = reserve_comparison(num_found * self._comparison_seconds, deadline)
                 for _ in timings:
                     pass
-                if siblings := self._find_siblings(supported):
+                siblings = self._find_siblings(supported)
+                if siblings:
                     self._provider.adopt_configs(siblings, deadline)
-                self._provider.find_kernels(self._compute_weights(supported), deadline, derived)
+                weights = self._compute_weights(supported)
+                if num_found:  # what the search has not reached would not be built in time, either
+                    known = {*derived, *siblings, *(text for text in weights if self._is_measured(text))}
+                    weights = {text: weight for text, weight in weights.items() if text in known}
+                self._provider.find_kernels(weights, deadline, derived)
             self._timing_cache.is_awake = False
             # Products with statistics are compared with forward passes, which are selected before them.
             for task in sorted(
@@ -89,8 +93,9 @@ class ProductSelector:
     def _omit_stats(self, tasks: Sequence[ProductTask]) -> list[ProductTask]:
         """Return the tasks without those with statistics if a time limit is too short for them."""
         stats = [task for task in tasks if task.product == FORWARD_STATS]
-        build_seconds = ceil_div(len(stats), resolve_num_workers(None)) * BUILD_SECONDS
-        if self._deadline is None or build_seconds <= MAX_STATS_FRACTION * self._deadline.remaining_seconds:
+        seconds = ceil_div(len(stats), resolve_num_workers(None)) * BUILD_SECONDS
+        seconds += len(stats) * COMPARE_STATS_SECONDS[self._provider.torch_device.type]
+        if self._deadline is None or seconds <= MAX_STATS_FRACTION * self._deadline.remaining_seconds:
             return list(tasks)
         self.num_omitted += len(stats)
         for task in stats:
@@ -112,15 +117,26 @@ class ProductSelector:
                 siblings[task.workload.text] = sibling
         return siblings
 
-    def _search(self, tasks: Sequence[ProductTask], deadline: Deadline, timings: Iterator[None]) -> None:
-        """Search kernels, and give them to the provider; PyTorch is timed while the first ones are built."""
+    def _is_measured(self, text: str) -> bool:
+        return self._provider.is_measured(text, self._deadline)
+
+    @property
+    def _comparison_seconds(self) -> float:
+        """Approximate seconds of the check of a product."""
+        return COMPARE_SECONDS[self._provider.torch_device.type]
+
+    def _search(self, tasks: Sequence[ProductTask], deadline: Deadline, timings: Iterator[None]) -> int:
+        """Search kernels, and give them to the provider; PyTorch is timed while the first ones are built.
+
+        Returns the number of products that have kernels.
+        """
         provider = self._provider
         log = provider.open_log()
         prestart_search(provider.torch_device)
         search = ProductSearch(
             [task for task in tasks if task.product != FORWARD_STATS],
             *(provider.device, provider.torch_device, log, provider.read_record_index(self._deadline)),
-            *(deadline, provider.report_progress),
+            *(deadline, provider.report_progress, self._comparison_seconds),
         )
         search.run(timings)
         for product in search.products:
@@ -132,6 +148,7 @@ class ProductSelector:
             if not kernels:
                 provider.failure_reasons[product.workload.text] = describe_failure(product)
         provider.forget_record_index()
+        return sum(bool(product.kernels) for product in search.products)
 
     def _iterate_pytorch_timings(self, tasks: Sequence[ProductTask]) -> Iterator[None]:
         """Time a product with PyTorch in each step, the most expensive ones first; a part of the time is reserved."""

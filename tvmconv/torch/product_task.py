@@ -213,4 +213,4 @@ def can_return_stats(call: ConvCall, device: Device) -> bool:
         workload = make_workload(FORWARD_STATS, call)
     except WorkloadError:
         return False
-    return any(schedule.can_run_on(device.kind, device.arch) for schedule in registry.schedules(workload))
+    return registry.is_computable(workload, device.kind, device.arch)

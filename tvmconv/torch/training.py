@@ -16,6 +16,7 @@ from torch.utils._pytree import tree_leaves, tree_map_only
 from tvmconv.deadline import Deadline
 from tvmconv.devices import Device
 from tvmconv.errors import ModelError, translate_to_model_error
+from tvmconv.measure.workers.pool import keep_workers_alive
 from tvmconv.search.options import TuneOptions
 from tvmconv.torch.conv_call import STATS_IN_GRAPHS
 from tvmconv.torch.device_match import find_common_device, find_device_for
@@ -23,6 +24,7 @@ from tvmconv.torch.functional import record_calls
 from tvmconv.torch.fused_training import FusedGraphBackend, fuse_model, separate_model
 from tvmconv.torch.kernel_table import RecordedCall, table
 from tvmconv.torch.kernels import make_training_provider
+from tvmconv.torch.product_search import start_search_early
 from tvmconv.torch.product_selection import fill_table, make_reports
 from tvmconv.torch.product_task import ProductTask, can_return_stats, collect_tasks
 from tvmconv.torch.report import PYTORCH_NAME
@@ -109,7 +111,13 @@ def optimize_training(
     torch_device = find_common_device(model, arguments)
     provider = make_training_provider(find_device_for(torch_device, device), torch_device, log, progress)
     trainable = make_trainable(model)
-    with torch.inference_mode(False), _select_device(torch_device):
+    with contextlib.ExitStack() as stack:
+        stack.enter_context(torch.inference_mode(False))
+        stack.enter_context(_select_device(torch_device))
+        workers = stack.enter_context(contextlib.ExitStack())
+        if deadline and torch_device.type == "cuda":  # on the CPU, the processes would disturb the timings
+            workers.enter_context(keep_workers_alive())
+            start_search_early(torch_device)
         with record_calls() as calls:
             run_step(trainable, arguments, has_backward=False)
         pytorch_seconds = tvmconv_seconds = None
@@ -126,6 +134,7 @@ def optimize_training(
                     min(reserved_seconds, reserved_fraction * deadline.remaining_seconds)
                 )
                 notes = fill_table(tasks, provider, choose, limit)
+            workers.close()  # frees the memory of the GPU that the search has used
         else:
             notes = ["No convolution ran that kernels could compute."]
         has_kernels = _enable_kernels(trainable, calls)

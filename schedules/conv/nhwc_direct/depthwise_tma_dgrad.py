@@ -1,6 +1,8 @@
 """Gradients of inputs of depthwise convolutions without a stride, whose windows of dY TMA copies ahead.
 
-The gradient is the convolution of dY with the flipped filters, by the kernel of `depthwise_tma`.
+The gradient is the convolution of dY with the flipped filters, by the kernel of `depthwise_tma`: a warp copies windows
+of dY to shared memory ahead, and the threads of the others compute vectors of channels for strips of pixels. With a
+stride, several elements of dX have different taps; `depthwise_nhwc` computes those.
 """
 
 from __future__ import annotations

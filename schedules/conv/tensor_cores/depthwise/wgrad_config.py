@@ -1,4 +1,4 @@
-"""Configs of `depthwise_mma_sync`: tiles of pixels in shared memory, warps along channels and rows of the filter."""
+"""Configs of `depthwise_diagonal`: tiles of pixels in shared memory, warps along channels, filter rows and pixels."""
 
 from __future__ import annotations
 
@@ -9,15 +9,16 @@ from typing import Any
 
 import numpy as np
 
-from tvmconv.arithmetic import ceil_div
+from tvmconv.arithmetic import ceil_div, round_up
 from tvmconv.fitted_latency import H200_FIT
 from tvmconv.target import (
     CLOCKS_PER_MATRIX_MULTIPLY,
     H200,
     L2_CLOCKS,
+    LINE_BYTES,
     REGISTERS_PER_MULTIPROCESSOR,
     SCHEDULERS,
-    WARP_SIZE,
+    SECTOR_BYTES,
 )
 from tvmconv.workloads.conv_gradient import WeightGradient
 
@@ -26,30 +27,35 @@ from ...nhwc_direct.wgrad_config import count_positions
 from ...nhwc_direct.wgrad_knobs import select_default as select_fma_default
 from ...plane_shape import PlaneShape
 from ...tile_config import Rule, combine_overlapping
+from ..gemm.pipelines import BARRIER_BYTES
 from ..implicit_gemm_shape import VECTOR_BYTES
 
 OCTET = 8  # channels of 16 bytes, which a warp multiplies
-MMA_ROWS = 16  # rows of dY of a product: its reduction
-QUAD = 4  # neighbouring rows of dY that a lane has of them
-MMA_COLUMNS = 8  # columns of dY of a product
-MMA_M = 16  # columns of X of a product
+MMA_PIXELS = 16  # pixels of dY of a product: its reduction
 REGISTERS_PER_MMA = 4
-OCTETS_CHOICES = (1, 2, 4, 8)  # powers of two, for the swizzle
-STRIP_ROWS_CHOICES = (4, 8, 16)
-PIXELS_X_CHOICES = (8, 16, 24, 32)
-STAGES_CHOICES = (2, 3)
-TAPS_Y_CHOICES = (1, 2, 3, 4)
-PARTS_CHOICES = (1, 2, 3, 4, 6, 8, 11, 16, 22, 29, 33, 44, 66, 88, 132, 198, 264)
+SWIZZLED_OCTETS = (2, 4, 8)  # octets of a pixel that a swizzle of their width keeps free of bank conflicts
+OCTETS_CHOICES = (1, *SWIZZLED_OCTETS)
+ODD_OCTETS = (3, 5, 7, 9, 15)  # without conflicts as well, if they divide all octets
+STRIP_ROWS_CHOICES = (4, 8, 14, 16)
+STRIPS_CHOICES = (1, 2, 4)  # if images are small
+MAX_SMALL_IMAGE = 400  # pixels
+PIXELS_X_CHOICES = (8, 16, 32, 48, 64)
+TAPS_Y_CHOICES = (1, 2, 3, 4, 5, 7)
+WARPS_CHOICES = (1, 2, 4, 8)
+STAGES_CHOICES = (2, 3, 4, 6)
+PARTS_CHOICES = (1, 2, 4, 6, 8, 11, 16, 22, 33, 44, 66, 88, 132, 198, 264)
 MAX_WARPS = 16
-MAX_REGISTERS = 232  # estimated registers per thread
-OVERHEAD_REGISTERS = 44  # for packed pairs, addresses and counters
+MAX_REGISTERS = 208  # estimated registers per thread
+OVERHEAD_REGISTERS = 40  # for addresses and counters
+MAX_UNROLLED = 640  # instructions mma.sync of an item
 MAX_SHARED_BYTES = 227 << 10
 MAX_COLUMNS_RATIO = 1.5  # columns of all tiles, relative to those of dY
-LOAD_CYCLES = 4  # of shared memory: 16 bytes of each lane
-COPY_INSTRUCTIONS = 9  # of the copy of 16 bytes, with its address and guards
-ROW_INSTRUCTIONS = 30  # of the address of a row that is copied
+LDMATRIX_CYCLES = 4  # of shared memory: four matrices
+ITEM_INSTRUCTIONS = 20  # of the addresses of an item
 ISSUED_PER_CYCLE = 0.72  # instructions of a scheduler, fitted to searches of ten layers on an H100
-MAX_ESTIMATE_RATIO = 0.65  # to the estimate on the FMA units, above which no search tries this kernel
+MAX_ESTIMATE_RATIO = 0.75  # to the estimate on the FMA units, above which no search tries this kernel
+STAGE_ALIGNMENT_BYTES = 1024  # of the widest swizzle
+SWIZZLE_PIXELS = 8  # pixels after which a swizzle repeats
 # Clock cycles of the second kernel, which starts early, and its bytes per cycle.
 REDUCTION_CYCLES, WORKSPACE_BYTES_PER_CYCLE = 1500, 1500
 
@@ -58,14 +64,17 @@ REDUCTION_CYCLES, WORKSPACE_BYTES_PER_CYCLE = 1500, 1500
 class DepthwiseWgradConfig(EstimatedTileConfig):
     """One config, or many configs as columns."""
 
-    TILE_KNOBS = ("octets", "taps_y", "pixels_x")
+    TILE_KNOBS = ("octets", "taps_y", "pixels_x", "mma_columns")
 
     w: WeightGradient
     octets: Any  # octets of channels of a CTA
     taps_y: Any  # rows of the filter whose sums a warp keeps
     warps_taps: Any  # warps along the rows of the filter
-    strip_rows: Any  # rows of dY of a strip; a tile of 16 rows has one strip or several
+    warps_pixels: Any  # warps along the pixels of a tile
+    strips: Any  # strips of rows of dY of a tile, each with its own halo
+    strip_rows: Any  # rows of dY of a strip
     pixels_x: Any  # columns of dY of a tile
+    mma_columns: Any  # columns of the 16 pixels of a product, which has one row or two
     stages: Any
     parts: Any
 
@@ -75,12 +84,20 @@ class DepthwiseWgradConfig(EstimatedTileConfig):
         shape = PlaneShape.from_workload(w.forward)
         _, rows, _ = shape.kernel_size
         _, height, width = shape.output_size
+        whole_rows = [round_up(width, n) for n in (8, 16) if width <= PIXELS_X_CHOICES[-1]]
+        pixels_x = sorted({n for n in (*PIXELS_X_CHOICES, *whole_rows) if n < width + 16})
         return {
-            "octets": [n for n in OCTETS_CHOICES if n < 2 * w.C // OCTET or n == 1],
+            "octets": sorted(
+                [n for n in OCTETS_CHOICES if n < 2 * w.C // OCTET or n == 1]
+                + [n for n in ODD_OCTETS if w.C // OCTET % n == 0]
+            ),
             "taps_y": [n for n in TAPS_Y_CHOICES if n <= rows],
-            "warps_taps": sorted({min(n, rows) for n in (1, 2, 3, 4, 8)}),
-            "strip_rows": [n for n in STRIP_ROWS_CHOICES if n < 2 * height or n == QUAD],
-            "pixels_x": [n for n in PIXELS_X_CHOICES if n < width + MMA_COLUMNS or n == MMA_COLUMNS],
+            "warps_taps": sorted({min(n, rows) for n in WARPS_CHOICES}),
+            "warps_pixels": WARPS_CHOICES[:-1],
+            "strips": STRIPS_CHOICES if height * width <= MAX_SMALL_IMAGE else STRIPS_CHOICES[:1],
+            "strip_rows": [n for n in STRIP_ROWS_CHOICES if n < 2 * height or n == STRIP_ROWS_CHOICES[0]],
+            "pixels_x": pixels_x,
+            "mma_columns": [n for n in (8, 16) if n in (pixels_x[0], 8) or n <= pixels_x[-1]],
             "stages": STAGES_CHOICES,
             "parts": PARTS_CHOICES,
         }
@@ -89,7 +106,11 @@ class DepthwiseWgradConfig(EstimatedTileConfig):
     def list_required(cls, w: WeightGradient) -> list[Rule]:
         """Return the conditions on every config."""
         return [
-            (f"at most {MAX_WARPS} warps", lambda t: t.num_warps <= MAX_WARPS),
+            ("tiles have whole products along the columns", lambda t: t.pixels_x % t.mma_columns == 0),
+            ("strips have pairs of products along the rows", lambda t: t.strip_rows % (2 * t.mma_rows) == 0),
+            (f"at most {MAX_WARPS} warps multiply", lambda t: t.compute_warps <= MAX_WARPS),
+            ("TMA copies at most 256 columns and rows", lambda t: np.maximum(t.window_columns, t.window_rows) <= 256),
+            (f"at most {MAX_UNROLLED} products of a warp are unrolled", lambda t: t.mmas_per_item <= MAX_UNROLLED),
             (f"at most {MAX_REGISTERS} registers per thread", lambda t: t.live_registers <= MAX_REGISTERS),
             (
                 "an SM has the registers of a CTA",
@@ -106,15 +127,18 @@ class DepthwiseWgradConfig(EstimatedTileConfig):
         filter_rows = shape.kernel_size[1]
         return [
             ("there are at most as many parts as tiles", lambda t: t.parts <= t.num_tiles),
+            ("warps along the filter have a row each", lambda t: t.taps_y * (t.warps_taps - 1) < filter_rows),
+            ("a warp along the pixels has some", lambda t: t.warps_pixels <= t.items_per_tile),
+            ("at least four warps multiply", lambda t: t.compute_warps >= 4),
             (
-                "warps along the filter have a row each",
-                lambda t: t.taps_y * (t.warps_taps - 1) < filter_rows,
+                "a CTA has more tiles than stages",
+                lambda t: (t.stages <= t.iterations) | (t.stages == STAGES_CHOICES[0]),
             ),
             (
                 "tiles exceed the columns by at most a half",
-                lambda t: t.tiles_x * t.pixels_x <= np.maximum(MAX_COLUMNS_RATIO * columns, MMA_COLUMNS),
+                lambda t: t.tiles_x * t.pixels_x <= np.maximum(MAX_COLUMNS_RATIO * columns, MMA_PIXELS),
             ),
-            ("strips are shorter than twice the image", lambda t: t.strip_rows < 2 * max(rows, QUAD)),
+            ("strips are shorter than twice the image", lambda t: t.strip_rows < 2 * max(rows, STRIP_ROWS_CHOICES[0])),
         ]
 
     @property
@@ -126,6 +150,16 @@ class DepthwiseWgradConfig(EstimatedTileConfig):
     def num_octets(self) -> int:
         """Octets of channels."""
         return self.w.C // OCTET
+
+    @property
+    def column_pairs(self) -> int:
+        """Pairs of columns of the filter, whose octets are the rows of a product."""
+        return ceil_div(self.shape.kernel_size[2], 2)
+
+    @property
+    def mma_rows(self) -> Any:
+        """Rows of dY of a product."""
+        return MMA_PIXELS // self.mma_columns
 
     @property
     def filter_rows(self) -> Any:
@@ -148,32 +182,29 @@ class DepthwiseWgradConfig(EstimatedTileConfig):
         return ceil_div(self.num_octets, self.octets)
 
     @property
-    def mmas_m(self) -> int:
-        """Instructions along the columns of X that the columns of dY of an instruction reach."""
-        _, _, columns = self.shape.kernel_size
-        _, _, stride = self.shape.strides
-        return ceil_div((MMA_COLUMNS - 1) * stride + (columns - 1) * self.shape.dilations[2] + 1, MMA_M)
-
-    @property
     def num_accumulators(self) -> Any:
         """Accumulator registers per thread."""
-        return self.taps_y * OCTET * self.mmas_m * REGISTERS_PER_MMA
+        return self.taps_y * self.column_pairs * REGISTERS_PER_MMA
 
     @property
-    def rows_per_lane(self) -> Any:
-        """Rows of X that a lane loads."""
-        return count_positions(QUAD, self.taps_y, self.shape.strides[1], self.shape.dilations[1])
+    def row_units(self) -> Any:
+        """Products along the rows of a strip."""
+        return self.strip_rows // self.mma_rows
+
+    @property
+    def mmas_per_item(self) -> Any:
+        """Instructions mma.sync of a warp for some columns of a strip."""
+        return self.row_units * self.taps_y * self.column_pairs
+
+    @property
+    def items_per_tile(self) -> Any:
+        """Columns of strips that the warps along the pixels divide among them."""
+        return self.strips * (self.pixels_x // self.mma_columns)
 
     @property
     def live_registers(self) -> Any:
-        """Estimated registers per thread: sums, rows of X for two columns, rows of dY."""
-        words = VECTOR_BYTES // 4
-        return self.num_accumulators + 2 * words * self.rows_per_lane + words * QUAD + OVERHEAD_REGISTERS
-
-    @property
-    def strips_per_tile(self) -> Any:
-        """Strips of rows of a tile."""
-        return MMA_ROWS // self.strip_rows
+        """Estimated registers per thread: sums, the fragments of dY, and of two products of X."""
+        return self.num_accumulators + 2 * self.row_units + 8 + OVERHEAD_REGISTERS
 
     @property
     def tiles_y(self) -> Any:
@@ -193,7 +224,7 @@ class DepthwiseWgradConfig(EstimatedTileConfig):
     @property
     def num_tiles(self) -> Any:
         """Tiles of pixels of the batch."""
-        return ceil_div(self.num_strips, self.strips_per_tile) * self.tiles_x
+        return ceil_div(self.num_strips, self.strips) * self.tiles_x
 
     @property
     def iterations(self) -> Any:
@@ -214,38 +245,59 @@ class DepthwiseWgradConfig(EstimatedTileConfig):
 
     @property
     def window_columns(self) -> Any:
-        """Columns of X below a tile, a multiple of eight."""
-        return (self.pixels_x - MMA_COLUMNS) * self.shape.strides[2] + MMA_M * self.mmas_m
+        """Columns of X below a tile, and some behind them, so that rows begin with whole swizzles."""
+        columns = (self.pixels_x - 1) * self.shape.strides[2] + self.shape.window_extent[2]
+        return round_up(columns, SWIZZLE_PIXELS)
 
     @property
-    def input_chunks(self) -> Any:
-        """Chunks of 16 bytes of X of a tile."""
-        return self.strips_per_tile * self.window_rows * self.window_columns * self.octets
+    def pixel_bytes(self) -> Any:
+        """Bytes of the channels of a pixel: as wide as a swizzle, or an odd multiple of 16."""
+        return VECTOR_BYTES * self.octets
 
     @property
-    def gradient_chunks(self) -> Any:
-        """Chunks of 16 bytes of dY of a tile."""
-        return MMA_ROWS * self.pixels_x * self.octets
+    def input_pixels(self) -> Any:
+        """Pixels of X of a tile."""
+        return self.strips * self.window_rows * self.window_columns
+
+    @property
+    def gradient_pixels(self) -> Any:
+        """Pixels of dY of a tile."""
+        return self.strips * self.strip_rows * self.pixels_x
 
     @property
     def stage_bytes(self) -> Any:
-        """Bytes of a stage."""
-        return VECTOR_BYTES * (self.input_chunks + self.gradient_chunks)
+        """Bytes that TMA copies to a stage."""
+        return self.pixel_bytes * (self.input_pixels + self.gradient_pixels)
 
     @property
-    def band_words(self) -> int:
-        """Words from the sums of a channel to those of the next, while a warp adds up diagonals."""
-        return self.mmas_m * MMA_M * MMA_COLUMNS + 2
+    def stage_pitch(self) -> Any:
+        """Bytes from a stage to the next."""
+        return round_up(self.stage_bytes, STAGE_ALIGNMENT_BYTES)
+
+    @property
+    def num_cta_sums(self) -> Any:
+        """Sums of the warps of a CTA, for as many columns of the filter as the products have."""
+        return self.warps_pixels * self.filter_rows * 2 * self.column_pairs * self.octets * OCTET
 
     @property
     def smem_bytes(self) -> Any:
-        """Bytes of shared memory; the diagonals take the place of the stages."""
-        return np.maximum(self.stages * self.stage_bytes, self.num_warps * OCTET * self.band_words * 4)
+        """Bytes of shared memory, with the alignment of its start."""
+        return STAGE_ALIGNMENT_BYTES + self.barrier_offset_bytes + 2 * BARRIER_BYTES * self.stages
+
+    @property
+    def barrier_offset_bytes(self) -> Any:
+        """Bytes in front of the barriers; the sums of warps take the place of the stages."""
+        return round_up(np.maximum(self.stages * self.stage_pitch, 4 * self.num_cta_sums), VECTOR_BYTES)
+
+    @property
+    def compute_warps(self) -> Any:
+        """Warps that multiply."""
+        return self.octets * self.warps_taps * self.warps_pixels
 
     @property
     def num_warps(self) -> Any:
-        """Warps per CTA."""
-        return self.octets * self.warps_taps
+        """Warps per CTA, with the one that copies."""
+        return self.compute_warps + 1
 
     @property
     def num_blocks(self) -> Any:
@@ -258,27 +310,28 @@ class DepthwiseWgradConfig(EstimatedTileConfig):
         shape = self.shape
         blocks_per_sm = ceil_div(self.num_blocks, H200.multiprocessors)
         resident = np.minimum(MAX_SHARED_BYTES // (self.smem_bytes + 1024), 64 // self.num_warps)
-        resident = np.minimum(resident, 2048 // (self.live_registers * self.num_warps))
-        resident = np.maximum(1, resident)
-        products = self.pixels_x // MMA_COLUMNS  # products of all taps of a tile
-        halves = np.minimum(2 * self.mmas_m, shape.strides[2])  # columns of X that a lane loads for each
-        mmas = products * self.mmas_m * self.taps_y * OCTET
-        loads = products * (QUAD + halves * self.rows_per_lane)
-        moves = products * OCTET * (2 + 2 * self.mmas_m * (self.taps_y + 2))
-        copied_rows = self.strips_per_tile * self.window_rows + MMA_ROWS
-        copies = ceil_div(self.input_chunks + self.gradient_chunks, WARP_SIZE) * COPY_INSTRUCTIONS
-        copies = copies + copied_rows * ROW_INSTRUCTIONS
-        tiles = self.iterations * blocks_per_sm
-        chunk_cycles = np.maximum(1 / OCTET, 1 / (self.octets * H200_FIT.strips.l1_lines_per_cycle))
-        issued = self.num_warps * (mmas + moves + 2 * loads) + copies
-        cycles = combine_overlapping(
-            tiles * self.num_warps * mmas * CLOCKS_PER_MATRIX_MULTIPLY,
-            tiles * issued / (SCHEDULERS * ISSUED_PER_CYCLE),
-            tiles * (self.num_warps * loads * LOAD_CYCLES + (self.input_chunks + self.gradient_chunks) * chunk_cycles),
-            tiles * self._copied_bytes / H200_FIT.strips.l2_bytes_per_cycle,
-            ceil_div(blocks_per_sm, resident) * self.iterations * (2 * issued / self.num_warps + L2_CLOCKS),
+        resident = np.minimum(resident, REGISTERS_PER_MULTIPROCESSOR // (self.live_registers * self.num_threads))
+        resident = np.maximum(1, np.minimum(resident, blocks_per_sm))
+        num_warps = self.compute_warps
+        items = ceil_div(self.items_per_tile, self.warps_pixels) * self.warps_pixels * self.octets * self.warps_taps
+        mmas = items * self.mmas_per_item
+        rows = np.where(  # of X that a warp loads
+            self.mma_rows == 1,
+            count_positions(self.row_units, self.taps_y, shape.strides[1], shape.dilations[1]),
+            count_positions(self.row_units, self.taps_y, 2 * shape.strides[1], shape.dilations[1]),
         )
-        start = ceil_div(blocks_per_sm, resident) * (4 * L2_CLOCKS + 16 * self.num_accumulators * self.num_warps / 8)
+        loads = items * (rows * self.column_pairs + ceil_div(self.row_units, 2))
+        tiles = self.iterations * blocks_per_sm
+        issued = mmas + 2 * loads + ITEM_INSTRUCTIONS * items
+        conflicts = math.gcd(shape.strides[2], 2)
+        cycles = combine_overlapping(
+            tiles * mmas * CLOCKS_PER_MATRIX_MULTIPLY * np.maximum(1, SCHEDULERS / (resident * num_warps)),
+            tiles * issued / (SCHEDULERS * ISSUED_PER_CYCLE),
+            tiles * (loads * LDMATRIX_CYCLES * conflicts + self.stage_bytes / LINE_BYTES),
+            tiles * self._copied_bytes / H200_FIT.strips.l2_bytes_per_cycle,
+            ceil_div(blocks_per_sm, resident) * (self.iterations * 2 * issued / num_warps + L2_CLOCKS),
+        )
+        start = ceil_div(blocks_per_sm, resident) * (4 * L2_CLOCKS + self.num_cta_sums / self.num_threads * 4)
         sums = self.num_parts * math.prod(self.w.argument_shapes[-1])
         return cycles + start + REDUCTION_CYCLES + 8 * sums / WORKSPACE_BYTES_PER_CYCLE
 
@@ -290,25 +343,21 @@ class DepthwiseWgradConfig(EstimatedTileConfig):
         inside_rows = rows / (self.tiles_y * self.strip_rows)
         inside_columns = columns / (self.tiles_x * self.pixels_x)
         _, height, width = shape.input_size
-        window_rows = np.minimum(self.window_rows, height)
-        window = self.strips_per_tile * window_rows * np.minimum(self.window_columns, width)
-        chunks = window + MMA_ROWS * inside_rows * self.pixels_x * inside_columns
-        return VECTOR_BYTES * np.maximum(2, self.octets) * chunks
-
-
-@functools.lru_cache(maxsize=64)
-def can_multiply_bands(w: WeightGradient) -> bool:
-    """Whether each channel has one filter, channels fill octets, and a config fits registers and shared memory."""
-    return w.C == w.O == w.groups > 1 and w.C % OCTET == 0 and DepthwiseWgradConfig.has_config(w)
+        window = self.strips * np.minimum(self.window_rows, height) * np.minimum(self.window_columns, width)
+        pixels = window + self.gradient_pixels * inside_rows * inside_columns
+        return np.maximum(SECTOR_BYTES, VECTOR_BYTES * self.octets) * pixels
 
 
 @functools.lru_cache(maxsize=64)
 def may_beat_fma_units(w: WeightGradient) -> bool:
-    """Whether this kernel may be faster than that of the FMA units, by the estimates of both.
-
-    On an H100, it was faster for 7 × 7 filters on large images, and slower for smaller filters, which memory bounds.
-    """
-    if not can_multiply_bands(w):
+    """Whether this kernel may be faster than that of the FMA units, by the estimates of both."""
+    if not can_multiply_octets(w):
         return False
     estimate = DepthwiseWgradConfig.select_default(w).estimated_cycles
     return bool(estimate <= MAX_ESTIMATE_RATIO * select_fma_default(w).estimated_cycles)
+
+
+@functools.lru_cache(maxsize=64)
+def can_multiply_octets(w: WeightGradient) -> bool:
+    """Whether each channel has one filter, channels fill octets, and a config fits registers and shared memory."""
+    return w.C == w.O == w.groups > 1 and w.C % OCTET == 0 and DepthwiseWgradConfig.has_config(w)

@@ -60,6 +60,7 @@ class ClusterReduction(TileReduction):
     residues: ResidueClasses | None = None  # residue classes of the rows; None if rows are pixels of the output
     output: ChannelsFirstOutput | None = None  # the output, if it is channels first; residuals are as well
     k_slices: int = 1  # groups of warpgroups with sums of different K tiles
+    cluster_shape: tuple[int, int] = (1, 1)  # CTAs along M and N that share operands, with tiles of whole clusters
 
     def _wait_for_reads(self) -> None:
         """Wait until all threads of the cluster have read the stages."""
@@ -157,7 +158,7 @@ class ClusterReduction(TileReduction):
             column = piece % pieces_per_row * PIECE_N + index % vectors_per_row * vector
             tile_row = split * rows + row
             m, channel = tile.m + tile_row, tile.n + column
-            pixel, is_pixel = m, is_below(m, shape.m, self.block_m)
+            pixel, is_pixel = m, is_below(m, shape.m, self.block_m * self.cluster_shape[0])
             if self.residues:
                 pixel, is_pixel = self.residues.locate_pixel(tile.residue, m)
             elif shape.frames > 1:
@@ -166,7 +167,7 @@ class ClusterReduction(TileReduction):
                 is_below(index, num_vectors, self.num_threads),
                 True if self.num_ctas * rows == self.block_m else tile_row < self.block_m,
                 is_pixel,
-                is_below(channel, shape.n, n),
+                is_below(channel, shape.n, n * self.cluster_shape[1]),
             )
             with if_(is_inside):
                 self._add_up_parts(smem, row, column, values, words, vector)
@@ -196,13 +197,13 @@ class ClusterReduction(TileReduction):
             is_inside = logical_and(
                 is_below(index, num_columns, self.num_threads),
                 True if self.num_ctas * rows == self.block_m else tile_row < self.block_m,
-                is_below(channel, shape.n, n),
+                is_below(channel, shape.n, n * self.cluster_shape[1]),
             )
             with if_(is_inside):
                 self._add_up_parts(smem, row, column, sums, words, PIECE_M)
                 for first in range(0, PIECE_M, vector):
                     m, output_channel = tile.m + (tile_row + first), tile.group * shape.n + channel
-                    with if_(is_below(m, shape.m, self.block_m)):
+                    with if_(is_below(m, shape.m, self.block_m * self.cluster_shape[0])):
                         image, pixel = output.locate(m)
                         output_index = output.index(image, output_channel, pixel)
                         with if_(image < output.images if output.has_further_rows else True):

@@ -113,7 +113,10 @@ class KernelPlan:
         tile = mainloop.atom, mainloop.m_atoms, config.block_m, int(config.reduce_rows_per_cta)
         vector = math.gcd(shape.n, VECTOR_BYTES // ACCUMULATOR_BYTES)
         parts = config.split_k, num_threads, vector, self.problem.residues
-        return ClusterReduction(shape, *tile, *parts, self.channels_first_output, config.k_slices)
+        cluster_shape = config.cluster_m, config.cluster_n
+        return ClusterReduction(
+            shape, *tile, *parts, self.channels_first_output, config.k_slices, cluster_shape=cluster_shape
+        )
 
     def allocate_accumulators(self) -> Accumulators:
         """Allocate the accumulators of a thread, and promoted sums if there are."""

@@ -13,6 +13,7 @@ same bits in every run. A single part needs neither: the kernel stores dK, and C
 
 from __future__ import annotations
 
+import functools
 import math
 
 from tvm.s_tir import Schedule
@@ -57,17 +58,22 @@ def compute_wgrad_usage(w: WeightGradient, columns: Columns) -> ResourceUsage:
     return make_family(view_channels_last(w)).compute_usage(columns)
 
 
-@schedule(
-    *WGRAD,
+SUPERSEDED = ("mma_sync", "implicit_gemm", "tiling")
+wgrad_schedule = functools.partial(
+    schedule,
     dtypes=DTYPES,
     usage=compute_wgrad_usage,
     condition=can_load_wgrad_by_tma,
     search_if=is_wgrad_promising,
     starting_configs=lambda w: [config for config, _ in list_best_configs(view_channels_last(w))[1:]],
-    supersedes=("halo_mma_sync", "mma_sync", "implicit_gemm", "tiling"),
     device_kinds=("cuda",),
     exact_arch=90,
 )
+
+
+# In volumes, X is copied for each of some 27 taps, where `halo_mma_sync` copies it for three.
+@wgrad_schedule(*WGRAD[:2], supersedes=("halo_mma_sync", *SUPERSEDED))
+@wgrad_schedule(*WGRAD[2:], supersedes=SUPERSEDED)
 def hopper(s: Schedule, w: WeightGradient, k: Knobs) -> Schedule:
     """Emit the kernel of the partial products, and the sum of the parts."""
     viewed = view_channels_last(w)

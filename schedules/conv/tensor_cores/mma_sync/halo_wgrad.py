@@ -56,8 +56,8 @@ MIN_CHANNELS = 8  # channels of a group; first layers have fewer
 
 
 def has_planes_and_channels(w: WeightGradient) -> bool:
-    """Whether there are two axes of space, and the sums of a row of the filter fit a CTA."""
-    return w.spatial_ndim == 2 and w.C // w.groups >= MIN_CHANNELS and HaloWgradConfig.has_config(view_channels_last(w))
+    """Whether there are two or three axes of space, and the sums of a row of the filter fit a CTA."""
+    return w.spatial_ndim >= 2 and w.C // w.groups >= MIN_CHANNELS and HaloWgradConfig.has_config(view_channels_last(w))
 
 
 def is_promising(w: WeightGradient) -> bool:
@@ -70,7 +70,7 @@ def is_promising(w: WeightGradient) -> bool:
 
 
 @schedule(
-    WGRAD[1],
+    *WGRAD[1:],
     dtypes=DTYPES,
     usage=lambda w, columns: HaloWgradConfig.compute_usage(view_channels_last(w), columns),
     condition=has_planes_and_channels,
@@ -103,6 +103,7 @@ class ProductBlock(NamedTuple):
 
     group: Expr  # group of the convolution
     first_filter: Expr  # first filter of the group
+    tap_plane: Expr  # plane of the filter
     first_tap_row: Expr  # first row of the filter
     first_channel: Expr  # first channel of the group
 
@@ -120,8 +121,8 @@ class HaloWgradKernel:
         forward, shape = config.forward, config.shape
         gradient_pixels = int(config.pixel_steps) * config.mma_pixels
         rows, columns = map(int, config.window)
-        self._gradient = PaddedPixels(dy, forward.output_size, gradient_pixels, config.block_m, shape.m)
-        self._window = PaddedPixels(image, forward.input_size, rows * columns, config.block_c, config.channels)
+        self._gradient = PaddedPixels(dy, forward.output_size[-2:], gradient_pixels, config.block_m, shape.m)
+        self._window = PaddedPixels(image, forward.input_size[-2:], rows * columns, config.block_c, config.channels)
         self._window_columns = columns
         self._tiles = PixelTiles.allocate(config, cta.split, smem, self._tiling)
         atom, tiling = self._tiling.atom, self._tiling
@@ -139,10 +140,12 @@ class HaloWgradKernel:
     def _locate_block(self, index: Expr) -> ProductBlock:
         config = self._config
         blocks_c, blocks_taps, blocks_m = int(config.blocks_c), int(config.blocks_taps), int(config.blocks_m)
+        tap_block, row_blocks = index // blocks_c % blocks_taps, int(config.row_blocks)
         return ProductBlock(
             index // (blocks_c * blocks_taps * blocks_m),
             index // (blocks_c * blocks_taps) % blocks_m * config.block_m,
-            index // blocks_c % blocks_taps * config.taps_y,
+            tap_block // row_blocks,
+            tap_block % row_blocks * config.taps_y,
             index % blocks_c * config.block_c,
         )
 
@@ -160,18 +163,19 @@ class HaloWgradKernel:
 
             def locate_gradient(pixel: Expr) -> tuple[Expr, Expr, Expr, Expr]:
                 y, x = row + pixel // config.block_q, column + pixel % config.block_q
-                rows, columns = forward.output_size
+                rows, columns = forward.output_size[-2:]
                 is_whole = self._gradient.num_pixels == config.num_pixels
                 return image, y, x, logical_and(is_whole or pixel < int(config.num_pixels), y < rows, x < columns)
 
-            first_y = row * forward.stride[0] + block.first_tap_row * forward.dilation[0] - forward.pad_low[0]
-            first_x = column * forward.stride[1] - forward.pad_low[1]
+            input_image, is_plane_inside = self._locate_plane(image)
+            first_y = row * forward.stride[-2] + block.first_tap_row * forward.dilation[-2] - forward.pad_low[-2]
+            first_x = column * forward.stride[-1] - forward.pad_low[-1]
             window_y, window_x = Register("window_y", value=first_y).value, Register("window_x", value=first_x).value
 
             def locate_input(pixel: Expr) -> tuple[Expr, Expr, Expr, Expr]:
                 y, x = window_y + pixel // self._window_columns, window_x + pixel % self._window_columns
-                rows, columns = forward.input_size
-                return image, y, x, logical_and(y >= 0, y < rows, x >= 0, x < columns)
+                rows, columns = forward.input_size[-2:]
+                return input_image, y, x, logical_and(*is_plane_inside, y >= 0, y < rows, x >= 0, x < columns)
 
             filters, channels = block.group * config.shape.m, block.group * config.channels
             threads = thread, num_threads
@@ -179,10 +183,20 @@ class HaloWgradKernel:
             window = address + to_uint32(int(config.gradient_bytes))
             self._window.copy(window, block.first_channel, channels, *threads, locate_input)
 
+    def _locate_plane(self, gradient_plane: Expr) -> tuple[Expr, list[Expr]]:
+        """Return the plane of X below a plane of dY, both counted over all images, and whether it is inside."""
+        forward = self._config.forward
+        if forward.spatial_ndim == 2:
+            return gradient_plane, []
+        planes, input_planes = forward.output_size[0], forward.input_size[0]
+        offset = self._block.tap_plane * forward.dilation[0] - forward.pad_low[0]
+        plane = Register("input_plane", value=gradient_plane % planes * forward.stride[0] + offset).value
+        return gradient_plane // planes * input_planes + plane, [plane >= 0, plane < input_planes]
+
     def _locate_taps(self) -> None:
         """Compute the offsets in the window of each unit of instructions along the columns, for this lane."""
         config, tiling, lane = self._config, self._tiling, self._tiling.thread.lane
-        (dilation_y, dilation_x), taps_x = config.forward.dilation, config.w.kernel[1]
+        (dilation_y, dilation_x), taps_x = config.forward.dilation[-2:], config.w.kernel[-1]
         itemsize, unit = config.itemsize, config.unit_mmas * tiling.atom.n
         lane_bytes = lane // 4 * itemsize if itemsize == WORD_BYTES else lane // 16 * (8 * itemsize)
         with unrolled_loop(tiling.mmas_n // config.unit_mmas, "j") as j:  # columns that do not exist are not stored
@@ -240,7 +254,7 @@ class HaloWgradKernel:
     def _locate_window_pixels(self, window: Expr, first_pixel: Expr) -> list[Expr]:
         """Return the addresses under the first tap of the pixels that this lane loads elements of X for."""
         config, lane = self._config, self._tiling.thread.lane
-        (stride_y, stride_x), num_pixels = config.forward.stride, int(config.num_pixels)
+        (stride_y, stride_x), num_pixels = config.forward.stride[-2:], int(config.num_pixels)
 
         def locate(pixel: Expr, name: str) -> Expr:
             if self._gradient.num_pixels > num_pixels:  # dY is zero there, so that any element of X will do
@@ -259,7 +273,7 @@ class HaloWgradKernel:
     def _store_sums(self, workspace: Buffer) -> None:
         """Store this lane's sums, in pairs of neighbouring channels."""
         config, shape, block, tiling = self._config, self._config.shape, self._block, self._tiling
-        columns_per_row, taps_x = shape.groups * shape.n, config.w.kernel[1]
+        columns_per_row, (taps_y, taps_x) = shape.groups * shape.n, config.w.kernel[-2:]
         overhangs = tiling.block_n > config.num_columns
         for row, column, sums in self._list_pairs():
             width = len(sums) if config.channels % len(sums) == 0 else 1
@@ -268,11 +282,12 @@ class HaloWgradKernel:
             is_inside = logical_and(
                 is_below(block.first_filter + row, shape.m, config.block_m),
                 column < int(config.num_columns) if overhangs else True,
-                is_below(tap_row, config.w.kernel[0], config.taps_y),
+                is_below(tap_row, taps_y, config.taps_y),
             )
             part = 0 if self._is_atomic else self._tiles.part
             first = (part * shape.m + block.first_filter + row) * columns_per_row + block.group * shape.n
-            first = first + (tap_row * taps_x + tap % taps_x) * config.channels + channel
+            filter_row = block.tap_plane * taps_y + tap_row
+            first = first + (filter_row * taps_x + tap % taps_x) * config.channels + channel
             for e in range(0, len(sums), width):
                 exists = is_below(channel + e, config.channels, config.block_c)
                 with if_(logical_and(is_inside, exists)):

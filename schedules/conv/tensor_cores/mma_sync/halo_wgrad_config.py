@@ -65,9 +65,9 @@ class HaloWgradConfig(PixelTileConfig):
     @classmethod
     def list_options(cls, w: WeightGradient) -> dict[str, Any]:
         """Return the options of all knobs."""
-        rows, columns = w.forward.output_size
+        rows, columns = w.forward.output_size[-2:]
         num_columns = ceil_div(columns, MAX_BLOCK_Q)
-        taps = w.kernel[0]
+        taps = w.kernel[-2]
         return {
             "block_m": [n for n in BLOCK_M_CHOICES if n < 2 * max(w.O // w.groups, BLOCK_M_CHOICES[0])],
             "block_c": [n for n in BLOCK_C_CHOICES if n < 2 * max(w.C // w.groups, BLOCK_C_CHOICES[0])],
@@ -123,7 +123,7 @@ class HaloWgradConfig(PixelTileConfig):
     @property
     def num_columns(self) -> Any:
         """Columns (tap, channel) of a CTA."""
-        return self.taps_y * self.w.kernel[1] * self.block_c
+        return self.taps_y * self.w.kernel[-1] * self.block_c
 
     @property
     def mmas_n(self) -> Any:
@@ -154,9 +154,14 @@ class HaloWgradConfig(PixelTileConfig):
         return ceil_div(self.channels, self.block_c)
 
     @property
-    def blocks_taps(self) -> Any:
+    def row_blocks(self) -> Any:
         """CTAs along the rows of the filter."""
-        return ceil_div(self.w.kernel[0], self.taps_y)
+        return ceil_div(self.w.kernel[-2], self.taps_y)
+
+    @property
+    def blocks_taps(self) -> Any:
+        """CTAs along planes and rows of the filter."""
+        return math.prod(self.w.kernel[:-2]) * self.row_blocks
 
     @property
     def num_products(self) -> Any:
@@ -171,9 +176,9 @@ class HaloWgradConfig(PixelTileConfig):
     @property
     def window(self) -> tuple[Any, Any]:
         """Rows and columns of X below the taps of a tile."""
-        (stride_y, stride_x), (dilation_y, _) = self.forward.stride, self.forward.dilation
+        (stride_y, stride_x), (dilation_y, _) = self.forward.stride[-2:], self.forward.dilation[-2:]
         rows = (self.block_p - 1) * stride_y + (self.taps_y - 1) * dilation_y + 1
-        return rows, (self.block_q - 1) * stride_x + self.forward.window[1]
+        return rows, (self.block_q - 1) * stride_x + self.forward.window[-1]
 
     @property
     def gradient_bytes(self) -> Any:
@@ -204,7 +209,7 @@ class HaloWgradConfig(PixelTileConfig):
         blocks_per_sm = ceil_div(self.num_blocks, H200.multiprocessors)
         resident = count_resident_ctas(self.smem_bytes, self.registers, warps)
         tiles, mmas, output_warps = blocks_per_sm * self.iterations, self.mmas_m * self.mmas_n, warps // self.warps_k
-        conflicts = 1 + (self.itemsize == ACCUMULATOR_BYTES and self.forward.stride[1] % 2 == 0)
+        conflicts = 1 + (self.itemsize == ACCUMULATOR_BYTES and self.forward.stride[-1] % 2 == 0)
         loads = MmaSyncAtom.a_registers * self.mmas_m + conflicts * MmaSyncAtom.b_registers * self.mmas_n
         step_instructions = mmas + 2 * self.mmas_m + 1.5 * self.mmas_n + 24
         copies = self.stage_bytes / VECTOR_BYTES / WARP_SIZE * COPY_INSTRUCTIONS
