@@ -10,23 +10,44 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import Protocol
 
-from ....tir_builder import Expr, if_, serial_loop
+from ....tir_builder import Buffer, Expr, if_, serial_loop
 from .accumulators import Accumulators
 from .atoms import ThreadPosition, wgmma_wait_group
 from .pipelines import PipelineState, TmaPipeline
 from .smem_layout import MatrixDescriptor
 
-if TYPE_CHECKING:
-    from .wgmma_mainloop import WgmmaMainloop
+
+class SteppedMainloop(Protocol):
+    """A mainloop that issues some of the wgmmas of a K tile."""
+
+    @property
+    def promotion_steps(self) -> int:
+        """Wgmmas along the reduction before each promotion."""
+
+    @property
+    def k_steps(self) -> range:
+        """First products of the wgmmas of a K tile along the reduction."""
+
+    def set_stage(self, descriptors: tuple[MatrixDescriptor, MatrixDescriptor], stage: Expr, warpgroup: Expr) -> None:
+        """Have the descriptors point to this warpgroup's rows of A, and to B, in a stage."""
+
+    def issue(
+        self,
+        accumulators: Buffer,
+        descriptors: tuple[MatrixDescriptor, MatrixDescriptor],
+        k_steps: range,
+        accumulates: Expr,
+    ) -> None:
+        """Issue wgmmas of a K tile as one group; the first of them overwrite the sums unless `accumulates`."""
 
 
 @dataclass
 class AlternatingPromotion:
     """The wgmmas and promotions of the warpgroups that share a work tile."""
 
-    mainloop: WgmmaMainloop
+    mainloop: SteppedMainloop
     accumulators: Accumulators
     descriptors: tuple[MatrixDescriptor, MatrixDescriptor]
     pipeline: TmaPipeline

@@ -16,13 +16,14 @@ from ..latency_model import bound_by_memory, combine_overlapping_times, estimate
 from ..promotion import (
     BUFFERS_KNOB,
     KNOB,
+    MIN_ALTERNATING_PRODUCTS,
     ORDER_KNOB,
     PROMOTION_BUFFERS,
     PROMOTION_INTERVALS,
     PROMOTION_ORDERS,
+    SIMULTANEOUS,
     has_float8_sums,
     limit_accumulation_error,
-    prune_short_alternation,
 )
 from .candidates import select_best
 from .constraints import isa_constraints, require_whole_slices, resource_constraints
@@ -51,7 +52,9 @@ def list_promotion_options(w: Conv) -> dict[str, tuple[int | str, ...]]:
     """Return the knobs of sums of 8-bit floats with the default interval; no knobs for other dtypes."""
     if not has_float8_sums(w):
         return {}
-    return {KNOB: PROMOTION_INTERVALS[:1], BUFFERS_KNOB: PROMOTION_BUFFERS, ORDER_KNOB: PROMOTION_ORDERS}
+    is_long = ImplicitGemmShape.from_workload(w).k >= MIN_ALTERNATING_PRODUCTS
+    orders = PROMOTION_ORDERS if is_long else (SIMULTANEOUS,)
+    return {KNOB: PROMOTION_INTERVALS[:1], BUFFERS_KNOB: PROMOTION_BUFFERS, ORDER_KNOB: orders}
 
 
 def estimate_latency_us(
@@ -193,7 +196,6 @@ def _select_best(w: Conv, kernel_schedule: str, b_is_mn_major: bool) -> tuple[Ho
     rules = [*isa_constraints(w), *resource_constraints(w)]
     if has_float8_sums(w):
         rules += limit_accumulation_error(lambda t: t.promoted_products(1))
-        rules.append(prune_short_alternation(lambda t: ImplicitGemmShape.from_workload(w).k))
     if b_is_mn_major:
         rules.append(require_whole_slices(w.storage))
     if kernel_schedule == PINGPONG:
