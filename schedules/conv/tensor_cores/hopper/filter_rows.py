@@ -50,7 +50,7 @@ from .tile_config import (
     REALLOCATED_WGMMA_M_TILES_CHOICES,
     HopperTileConfig,
 )
-from .tma_requirements import can_load_by_tma, describe_lines, has_large_output, is_promising
+from .tma_requirements import NARROW_ROW_BYTES, can_load_by_tma, describe_lines, has_large_output, is_promising
 
 PIXELS_CHOICES = (32, 64, 80, 96, 112, 128, 144, 160, 176, 192, 208, 224, 240, 256)  # per tile
 OPTIONS: dict[str, Sequence[Any]] = KNOB_OPTIONS | {
@@ -62,7 +62,7 @@ OPTIONS: dict[str, Sequence[Any]] = KNOB_OPTIONS | {
     "output_stages": OUTPUT_STAGES_CHOICES,
 }
 STARTING_SCHEDULES = (PINGPONG, COOPERATIVE, PINGPONG, COOPERATIVE_SETMAXNREG)  # of configs with which a search starts
-SECONDS_PER_UNIT = 1.25e-6  # of the estimate: the best kernels of 18 layers on an H200 took 0.68 to 1.40 times as long
+SECONDS_PER_UNIT = 1.25e-6  # of the estimate: the best kernels of 27 layers on an H200 took 0.68 to 1.40 times as long
 MIN_PROMISING_PIXELS = 1 << 13  # output pixels; smaller layers have few tiles, and `hopper` splits their sums
 MAX_PROMISING_FILTERS = 256  # with more, `hopper` has as wide tiles with filters as columns
 
@@ -93,7 +93,7 @@ FILTER_ROWS = Requirement(
 def is_worth_trying(w: Conv) -> bool:
     """Return whether pixels are many, filters few, and sums so long that the loads of operands matter."""
     is_large = w.N * math.prod(w.output_size) >= MIN_PROMISING_PIXELS
-    has_long_sums = w.C * math.prod(w.kernel) >= w.O
+    has_long_sums = w.C * math.prod(w.kernel) >= w.O and w.C * get_itemsize(w.storage) >= NARROW_ROW_BYTES
     return is_large and has_long_sums and w.O <= MAX_PROMISING_FILTERS and is_promising(view_for_tma(w))
 
 

@@ -52,6 +52,7 @@ REDUCTION_LAUNCH_US, WORKSPACE_BYTES_PER_US = 1.2, 5.0e6  # fitted to 240 config
 # Latency of reductions split within clusters over their estimate, relative to that of parts in a workspace. SMs of a
 # cluster load different pixels, so that fewer requests of neighbours coincide (two layers on an H100).
 SPLIT_LATENCY_RATIO = 1.15
+SLICES_LATENCY_RATIO = 1.05  # likewise of k-tiles that warpgroups divide, which were faster in two of seven layers
 # Configs with which a search starts besides the default. In four seconds it tries some 80, of which hardly one of those
 # that it drew itself was faster, on an H200.
 STARTING_CONFIGS = 19
@@ -225,7 +226,8 @@ def _list_best_tiles(w: WeightGradient, widths: Sequence[int]) -> list[tuple[dic
         gemm = ImplicitGemmShape.from_workload(family.products[parts])
 
         def estimate(config: HopperTileConfig, parts: int = parts) -> Any:
-            return family.estimate_us(config, parts) * np.where(config.split_k > 1, SPLIT_LATENCY_RATIO, 1.0)
+            ratio = np.where(config.split_k > 1, SPLIT_LATENCY_RATIO, 1.0)
+            return family.estimate_us(config, parts) * ratio * np.where(config.k_slices > 1, SLICES_LATENCY_RATIO, 1.0)
 
         for options, fixed in _list_tile_families(w, parts):
             rules = constraints(w, parts)
@@ -233,7 +235,8 @@ def _list_best_tiles(w: WeightGradient, widths: Sequence[int]) -> list[tuple[dic
                 rules += _list_rules_of_several_tiles(family.products[parts], gemm)
             tiles = list_best(options | {"block_n": widths}, rules, estimate, STARTING_TILES + 1, **fixed)
             for config, latency_us in tiles:
-                tile = config.block_m, config.block_n, parts, config.kernel_schedule, config.decomposition
+                how = config.kernel_schedule, config.decomposition, config.k_slices
+                tile = config.block_m, config.block_n, parts, *how
                 if tile not in best or latency_us < best[tile][1]:
                     values = {name: getattr(config, name) for name in list_options(w)}
                     best[tile] = {**values, "parts": parts}, latency_us
@@ -242,7 +245,8 @@ def _list_best_tiles(w: WeightGradient, widths: Sequence[int]) -> list[tuple[dic
 
 def _list_tile_families(w: WeightGradient, parts: int) -> list[tuple[dict[str, Sequence[Any]], dict[str, Any]]]:
     """Return options and fixed values of configs for a number of parts: data-parallel and cooperative ones first."""
-    families = [(KNOB_OPTIONS | ({} if parts == 1 else {"split_k": (1,)}), dict[str, Any]())]
+    options = KNOB_OPTIONS | ({} if parts == 1 else {"split_k": (1,)})
+    families = [(options, dict[str, Any]()), (options | {"warpgroups": (2,)}, {"k_slices": K_SLICES_CHOICES[-1]})]
     if not has_kernel_schedules(w) or parts > MAX_PARTS_OF_SEVERAL_TILES:
         return families
     alone = KNOB_OPTIONS | {"split_k": (1,), "cluster_m": (1,), "cluster_n": (1,)}
