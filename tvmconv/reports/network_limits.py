@@ -14,7 +14,7 @@ from tvmconv.reports.library_comparison import format_mean
 from tvmconv.reports.suite import FASTER_COLOR, NUM_PALETTE_COLORS, SLOWER_COLOR, SMALL_FONT_POINTS
 from tvmconv.workloads import Layer, Workload
 
-PANELS_PER_LINE, PANEL_WIDTH, PANEL_HEIGHT, MARGIN_HEIGHT = 4, 3.0, 1.9, 0.9  # inches
+PANELS_PER_LINE, PANEL_WIDTH, PANEL_HEIGHT, MARGIN_HEIGHT = 5, 2.3, 1.55, 0.6  # inches
 SERIES = ((TUNED, "o", FASTER_COLOR), ("cudnn", "x", SLOWER_COLOR))  # with their markers and colors
 
 
@@ -60,13 +60,13 @@ def draw_network_limits(networks: Sequence[NetworkShares], title: str, path: Pat
             values = network.shares[name]
             points = [(index, value) for index, value in enumerate(values, 1) if value]
             x, y = zip(*points, strict=True) if points else ((), ())
-            axes.plot(x, y, marker, color=color, markersize=3.5, label=f"{name} {format_mean(values)}")
+            axes.plot(x, y, marker, color=color, markersize=2.8, label=f"{name} {format_mean(values)}")
         axes.axhline(1, color="black", linewidth=1)
-        axes.set_title(f"{network.network}, {len(network.shares[TUNED])} layers", fontsize=SMALL_FONT_POINTS + 1)
-        axes.set_ylim(0, 1.4)
+        axes.set_title(f"{network.network}, {len(network.shares[TUNED])} layers", fontsize=SMALL_FONT_POINTS)
+        axes.set_ylim(0, 1.65)
         axes.set_xticks([])
         axes.grid(alpha=0.4)
-        axes.legend(loc="upper left", fontsize=SMALL_FONT_POINTS, ncols=2)
+        axes.legend(loc="upper left", fontsize=SMALL_FONT_POINTS - 1, ncols=2, columnspacing=0.5, handletextpad=0.0)
     for axes in panels[len(networks) :]:
         axes.set_axis_off()
     figure.suptitle(title, fontsize=10)
