@@ -20,7 +20,7 @@ INDEX = "INDEX.md"
 HEADING = """# Index of measurements
 
 `python scripts/index_logs.py` writes this page from what the files say of themselves. [README.md](README.md) explains
-the kinds of files. Each file of results has a table `NAME.md`, and most have a chart `NAME.png`.
+the kinds of files. Each file of results has a table `NAME.md`, and some have a chart `NAME.png`.
 """
 MAX_COMMAND_CHARACTERS = 160
 
