@@ -121,7 +121,7 @@ def test_kernels_and_libraries_are_timed_in_turns(monkeypatch):
         return eight_bits.TurnClock(lambda _: seconds, lambda: nullcontext(FakeTimer(seconds, turns)))
 
     monkeypatch.setattr(eight_bits, "pick_library_calls", lambda *arguments: {"nhwc": make_clock(4e-6)})
-    monkeypatch.setattr(eight_bits, "_pick_product", lambda *arguments: make_clock(3e-6))
+    monkeypatch.setattr(eight_bits, "pick_product", lambda *arguments: make_clock(3e-6))
     monkeypatch.setattr(eight_bits, "exceeds_cache", lambda *arguments: False)
     candidates = {"f16": [(make_clock(2e-6), "a")], "i8": [(make_clock(1e-6), "b"), (make_clock(5e-6), "c")]}
     arguments = EightBitTimes(LAYER), candidates, ["i8"], None, ""

@@ -22,21 +22,16 @@ from __future__ import annotations
 import argparse
 import functools
 import json
-import math
 import statistics
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, ExitStack, closing, suppress
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack, closing, suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from numpy.typing import NDArray
-
-from tvmconv.baselines.base import require_gpu
-from tvmconv.baselines.cudnn import CudnnPickThread, copy_to_gpu, torch_with_cudnn
-from tvmconv.baselines.torch_calls import list_calls_in_layout
 from tvmconv.benchmarks.build_ahead import AheadBuilder
 from tvmconv.benchmarks.common import add_device, add_output, find_device, write_report
+from tvmconv.benchmarks.eight_bit_libraries import CUDNN, Arrays, TurnClock, pick_library_calls, pick_product
 from tvmconv.benchmarks.layouts import ROUND_SECONDS, Clock, list_layers, search_layout
 from tvmconv.benchmarks.prebuild import (
     ArchivedKernel,
@@ -51,7 +46,6 @@ from tvmconv.cli.errors import UsageError
 from tvmconv.cli.progress import progress_line
 from tvmconv.compiler.executable import Executable
 from tvmconv.devices import Device, sharing
-from tvmconv.devices.device import TurnTimer
 from tvmconv.errors import Error
 from tvmconv.experiments.provenance import describe_provenance
 from tvmconv.experiments.run import exceeds_cache
@@ -66,37 +60,19 @@ from tvmconv.search.task_scheduler import tune_tasks
 from tvmconv.verification import Problem
 from tvmconv.workloads import Conv, Layer, Workload, dtypes, parse
 from tvmconv.workloads.epilogue import QUANTIZE
-from tvmconv.workloads.layout import CHANNELS_LAST, UNIFORM_LAYOUTS
+from tvmconv.workloads.layout import CHANNELS_LAST
 from tvmconv.workloads.suites import write_suite
 
 SECTION = "eight-bits"  # of pages, and name of the files
-FLOAT16, CUDNN = "f16", "cuDNN f16"
+FLOAT16 = "f16"
 EIGHT_BIT_TEXTS = tuple(dtypes.DTYPES[name].text for name in dtypes.EIGHT_BIT_DTYPES)
 DEFAULT_DTYPES = (dtypes.FLOAT8_E4M3.text, dtypes.INT8.text)
 QUANTIZED_SUFFIX = ", 8-bit results"
 NUM_FINALISTS = 2  # fastest kernels of an archive, which are timed again to choose one
-# Picks of cuDNN: by its heuristics, and by trials of its first algorithms. Trials of all take seconds for a layer, and
-# seldom find a faster one (`tvmconv.baselines.cudnn`).
-NUM_ALGORITHMS = (None, 2, 4)
-NEAR_RATIO = 1.15  # layouts within this factor of the fastest first pick of cuDNN are picked again
-
 VERIFY = "auto"  # which outputs are verified
 
 
-@dataclass(frozen=True)
-class TurnClock:
-    """A clock of a kernel or of a library's call, which can also be timed in turns with others."""
-
-    time: Clock
-    open_timer: Callable[[], AbstractContextManager[TurnTimer] | None]
-
-    def __call__(self, seconds: float) -> float:
-        """Return the median seconds of a launch, timed alone for about `seconds`."""
-        return self.time(seconds)
-
-
 Candidate = tuple[Clock, str]  # clock of a kernel, and its schedule and config
-Arrays = Sequence[NDArray[Any]]
 
 
 @dataclass
@@ -295,7 +271,7 @@ def load_libraries(device: Device) -> None:
         pick_library_calls(half, device, False, stack, Problem(half).inputs, num_algorithms=(2,))
         for text in DEFAULT_DTYPES:
             w = make_variant(half, text)
-            _pick_product(w, device, False, stack, Problem(w).inputs)
+            pick_product(w, device, False, stack, Problem(w).inputs)
 
 
 def make_builder(args: argparse.Namespace, workloads: Sequence[Conv], device: Device) -> AheadBuilder:
@@ -367,7 +343,7 @@ def measure_layer(
     except Error as error:
         times.failures.append(f"{CUDNN}: {error}")
     for text in names:
-        if clock := _pick_product(make_variant(half, text), device, cold, stack, inputs[text]):
+        if clock := pick_product(make_variant(half, text), device, cold, stack, inputs[text]):
             clocks[f"cuBLAS {text}", ""] = clock
     on_progress("timing")
     for text, pairs in candidates.items():
@@ -393,75 +369,11 @@ def time_together(clocks: Sequence[Clock]) -> list[float]:
     return [clock(ROUND_SECONDS) for clock in clocks]
 
 
-def pick_library_calls(
-    half: Conv,
-    device: Device,
-    cold: bool,
-    stack: ExitStack,
-    arrays: Arrays,
-    num_algorithms: Sequence[int | None] = NUM_ALGORITHMS,
-) -> dict[str, Clock]:
-    """Return the clock of cuDNN's fastest pick by its layout; the stack closes all picks.
-
-    Layouts whose first pick takes more than `NEAR_RATIO` times as long as the fastest are not picked again.
-
-    Args:
-        half: The convolution in float16.
-        device: The GPU.
-        cold: Whether operands are not in L2.
-        stack: Context in which the picks stay.
-        arrays: Arguments of the convolution.
-        num_algorithms: Numbers of algorithms that cuDNN tries, in rounds; None for the choice of its heuristics.
-    """
-    gpu = require_gpu(device, CUDNN)
-    torch_with_cudnn()
-    inputs = copy_to_gpu(arrays, gpu)
-    picks, errors = dict[str, CudnnPickThread](), list[Error]()
-    calls = [(layout, call) for layout in UNIFORM_LAYOUTS for call in list_calls_in_layout(half, layout)]
-    for count in num_algorithms:
-        limit = NEAR_RATIO * min((pick.seconds for pick in picks.values()), default=math.inf)
-        for layout, call in calls:
-            if layout in picks and picks[layout].seconds > limit:
-                continue
-            try:
-                pick = CudnnPickThread(half, call, inputs, gpu, cold=cold, num_algorithms=count)
-            except Error as error:
-                errors.append(error)
-                continue
-            stack.callback(pick.close)
-            if layout not in picks or pick.seconds < picks[layout].seconds:
-                picks[layout] = pick
-    if not picks:
-        raise errors[0]
-    fastest = min(picks, key=lambda layout: picks[layout].seconds)
-    return {fastest: make_pick_clock(picks[fastest])}
-
-
-def make_pick_clock(pick: CudnnPickThread) -> Clock:
-    """Return the clock of a pick of cuDNN."""
-    return TurnClock(lambda seconds: pick.time(seconds).median, pick.open_timer)
-
-
 def parse_conv(text: str) -> Conv:
     """Return the convolution of a text."""
     workload = parse(text)
     assert isinstance(workload, Conv)
     return workload
-
-
-def _pick_product(w: Conv, device: Device, cold: bool, stack: ExitStack, inputs: Arrays) -> Clock | None:
-    """Return the clock of cuBLAS's product of a convolution; None if it is no product that PyTorch supports."""
-    from tvmconv.baselines.cublas import time_cublas
-
-    try:
-        timed = time_cublas(w, inputs, device=device, cold=cold, seconds=ROUND_SECONDS)
-    except Error:
-        return None
-    stack.callback(timed.close)
-    time_again, open_timer = timed.time_again, timed.open_timer
-    if time_again is None or open_timer is None:
-        return None
-    return TurnClock(lambda seconds: time_again(seconds).median, open_timer)
 
 
 def list_notes(measured: Sequence[EightBitTimes]) -> list[str]:
