@@ -22,6 +22,7 @@ from tvmconv.workloads.dtypes import get_itemsize
 from ...tir_builder import build_schedule, serial_loop, thread_axis, unrolled_loop, vectorized_loop
 from ..layout_conversion import build_channels_last_schedule
 from ..plane_shape import PlaneShape
+from ..tensor_cores.gemm.cta import allow_dependent_launch
 from ..transposed_view import TransposedView
 from .strip_config import MAX_LOAD_BYTES, StripConfig
 
@@ -106,6 +107,7 @@ def _open_launch_loops(config: StripConfig, arrays: Mapping[str, Any], stack: co
     thread_idx = (z * axes[1].thread + y) * axes[2].thread + x
     row, column, channel_thread = (z, y, x) if config.HAS_INNERMOST_CHANNELS else (y, x, z)
     stack.enter_context(T.attr(0, "pragma_unroll_explicit", 0))
+    allow_dependent_launch()
     return StripThread(
         config,
         shape,

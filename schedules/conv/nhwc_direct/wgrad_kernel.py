@@ -26,13 +26,13 @@ from ...tir_builder import (
     Register,
     allocate,
     build_schedule,
-    emit_ptx,
     if_,
     serial_loop,
     store,
     thread_axis,
     unrolled_loop,
 )
+from ..tensor_cores.gemm.cta import allow_dependent_launch
 from .strip_thread import allocate_local, emit_guarded, emit_vector_copy
 from .sum_of_parts import emit_sum_of_parts
 from .wgrad_config import WgradConfig, list_positions
@@ -156,8 +156,7 @@ class WgradKernel:
                 for axis, extent in zip("zyx", extents, strict=True)
             )
             stack.enter_context(T.attr(0, "pragma_unroll_explicit", 0))
-            if self.workspace is not None:
-                emit_ptx("griddepcontrol.launch_dependents")
+            allow_dependent_launch()
             # CTAs that read the same pixels are neighbours.
             filter_block, unit_block = block % config.filter_blocks, block // config.filter_blocks % config.unit_blocks
             self.part = block // (config.filter_blocks * config.unit_blocks)

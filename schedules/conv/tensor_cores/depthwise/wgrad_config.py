@@ -99,8 +99,15 @@ class DepthwiseWgradConfig(EstimatedTileConfig):
             "pixels_x": pixels_x,
             "mma_columns": [n for n in (8, 16) if n in (pixels_x[0], 8) or n <= pixels_x[-1]],
             "stages": STAGES_CHOICES,
-            "parts": PARTS_CHOICES,
+            "parts": cls.list_parts(w),
         }
+
+    @staticmethod
+    def list_parts(w: WeightGradient) -> list[int]:
+        """Return numbers of parts, with those for which the CTAs of some width fill all multiprocessors evenly."""
+        blocks = {ceil_div(w.C // OCTET, octets) for octets in (*OCTETS_CHOICES, *ODD_OCTETS)}
+        even = {H200.multiprocessors * waves // n for n in blocks for waves in (1, 2, 3, 4)}
+        return sorted({*PARTS_CHOICES, *(n for n in even if 0 < n <= PARTS_CHOICES[-1])})
 
     @classmethod
     def list_required(cls, w: WeightGradient) -> list[Rule]:
