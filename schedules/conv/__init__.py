@@ -12,6 +12,8 @@ from .tensor_cores.hopper import filter_rows, tap_columns, windows  # noqa: F401
 from .tensor_cores.grouped import dgrad as grouped_dgrad_mma_sync, wgrad as grouped_wgrad_mma_sync  # noqa: F401
 from .tensor_cores.depthwise import (  # noqa: F401
     dgrad as depthwise_dgrad_mma_sync,
+    diagonal_dgrad,
+    diagonal_fprop,
     fprop as depthwise_mma_sync,
     wgrad as depthwise_diagonal,
 )

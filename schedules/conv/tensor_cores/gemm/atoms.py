@@ -113,10 +113,11 @@ class MmaSyncAtom:
         return DTYPES[self.a_dtype].itemsize
 
     def emit(self, accumulators: Sequence[Expr], a_fragment: Sequence[Expr], b_fragment: Sequence[Expr]) -> None:
-        """Issue the instruction D = A B + D."""
+        """Issue the instruction D = A B + D; with the first halves of both fragments, the reduction is half as long."""
         a, b = DTYPES[self.a_dtype], DTYPES[self.b_dtype]
         sums = "s32" if self.accumulator_dtype == "int32" else "f32"
-        shape = f"m{self.m}n{self.n}k{self.k_bytes // a.itemsize}"
+        k_bytes = self.k_bytes * len(b_fragment) // self.b_registers
+        shape = f"m{self.m}n{self.n}k{k_bytes // a.itemsize}"
         mnemonic = f"mma.sync.aligned.{shape}.row.col.{sums}.{a.ptx}.{b.ptx}.{sums}"
         emit_ptx(mnemonic, *accumulators, *a_fragment, *b_fragment, *accumulators)
 
@@ -165,6 +166,11 @@ class ThreadPosition:
 def ldmatrix_x4(registers: Sequence[Expr], address: Expr, *, transposed: bool = False) -> None:
     """Load four 8 × 8 matrices of 16 bits; lane i passes the address of row i % 8 of matrix i / 8."""
     emit_ptx(f"ldmatrix.sync.aligned.m8n8.x4{'.trans' if transposed else ''}.shared.b16", *registers, address)
+
+
+def ldmatrix_x2(registers: Sequence[Expr], address: Expr) -> None:
+    """Load two 8 × 8 matrices of 16 bits; lane i < 16 passes the address of row i % 8 of matrix i / 8."""
+    emit_ptx("ldmatrix.sync.aligned.m8n8.x2.shared.b16", *registers, address)
 
 
 def stmatrix_x4(address: Expr, registers: Sequence[Expr], *, transposed: bool = False) -> None:

@@ -1,0 +1,309 @@
+"""Configs of `depthwise_diagonal` of forward layers and dgrads: tiles of output pixels and octets of channels."""
+
+from __future__ import annotations
+
+import functools
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import numpy as np
+
+from tvmconv.arithmetic import ceil_div, round_up
+from tvmconv.fitted_latency import H200_FIT
+from tvmconv.target import (
+    CLOCKS_PER_MATRIX_MULTIPLY,
+    H200,
+    L2_CLOCKS,
+    LINE_BYTES,
+    MAX_REGISTERS_PER_THREAD,
+    REGISTERS_PER_MULTIPROCESSOR,
+    SCHEDULERS,
+)
+from tvmconv.tensor_map import MAX_BOX_ELEMENTS
+from tvmconv.workloads import Conv
+from tvmconv.workloads.dtypes import get_itemsize
+
+from ...estimated_config import EstimatedTileConfig
+from ...tile_config import Rule, combine_overlapping
+from ..gemm.pipelines import BARRIER_BYTES
+from ..implicit_gemm_shape import VECTOR_BYTES
+from ..latency_model import count_ctas_per_sm
+from .octets import ODD_OCTETS, OCTET, STAGE_ALIGNMENT_BYTES, SWIZZLE_PIXELS, SWIZZLED_OCTETS, count_copy_cycles
+
+MMA_PIXELS = 16  # neighbouring pixels of a row: the rows of a product
+REGISTERS_PER_MMA = 4
+OCTETS_CHOICES = (1, *SWIZZLED_OCTETS)
+ROWS_CHOICES = (2, 4, 7, 8, 14, 16)
+COLUMNS_CHOICES = (16, 32, 48, 64)
+WARPS_CHOICES = (1, 2, 4)
+STAGES_CHOICES = (2, 3, 4)
+MAX_WARPS = 16
+MAX_TAPS = 64  # of a thread's octet, in registers
+MAX_UNROLLED = 512  # instructions mma.sync of an item
+MAX_SHARED_BYTES = 227 << 10
+MAX_OVERHANG = 1.5  # pixels and channels of all tiles, relative to those that exist
+OVERHEAD_REGISTERS = 40  # for addresses, counters and results
+ISSUED_PER_CYCLE = 0.72  # instructions of a scheduler
+STORE_INSTRUCTIONS = 12  # of the results of a product
+MIN_PROMISING_BYTES = 4 << 20  # of inputs and outputs
+START_CYCLES = 3000  # of a launch, the filters and the first window
+
+
+@dataclass(frozen=True)
+class DiagonalConfig(EstimatedTileConfig):
+    """One config, or many configs as columns."""
+
+    TILE_KNOBS: ClassVar[tuple[str, ...]] = ("octets", "rows", "columns")
+
+    w: Conv
+    octets: Any  # octets of channels of a CTA
+    rows: Any  # output rows of a tile, which a warp walks down
+    columns: Any  # output columns of a tile
+    warps: Any  # warps of an octet, which divide the columns of a tile
+    stages: Any  # windows in shared memory
+
+    @classmethod
+    def list_options(cls, w: Conv) -> Mapping[str, Sequence[Any]]:
+        """Return the options of all knobs."""
+        height, width = w.output_size
+        octets = w.C // OCTET
+        return {
+            "octets": sorted({n for n in OCTETS_CHOICES if n < 2 * octets} | {n for n in ODD_OCTETS if n <= octets}),
+            "rows": [n for n in ROWS_CHOICES if n < 2 * height] or ROWS_CHOICES[:1],
+            "columns": [n for n in COLUMNS_CHOICES if n < width + MMA_PIXELS],
+            "warps": WARPS_CHOICES,
+            "stages": STAGES_CHOICES,
+        }
+
+    @classmethod
+    def list_required(cls, w: Conv) -> list[Rule]:
+        """Return the conditions on every config."""
+        return [
+            (f"at most {MAX_WARPS} warps multiply", lambda t: t.compute_warps <= MAX_WARPS),
+            (
+                f"a window has at most {MAX_BOX_ELEMENTS} rows and columns",
+                lambda t: np.maximum(t.window_rows, t.window_columns) <= MAX_BOX_ELEMENTS,
+            ),
+            (f"at most {MAX_UNROLLED} products of a warp are unrolled", lambda t: t.mmas_per_item <= MAX_UNROLLED),
+            (
+                "the registers of a CTA fit",
+                lambda t: (
+                    (t.registers <= MAX_REGISTERS_PER_THREAD)
+                    & (t.registers * t.num_threads <= REGISTERS_PER_MULTIPROCESSOR)
+                ),
+            ),
+            (f"at most {MAX_SHARED_BYTES} bytes of shared memory", lambda t: t.smem_bytes <= MAX_SHARED_BYTES),
+        ]
+
+    @classmethod
+    def list_pruned(cls, w: Conv) -> list[Rule]:
+        """Return the conditions on configs that are worth a search."""
+        height, width = w.output_size
+        return [
+            ("warps of an octet have some columns each", lambda t: t.warps <= t.items_per_tile),
+            ("at least two warps multiply", lambda t: t.compute_warps >= 2),
+            (
+                "tiles overhang the outputs by at most a half",
+                lambda t: (
+                    t.tiles_y * t.rows * (t.tiles_x * t.columns) * t.channel_blocks * t.channels
+                    <= MAX_OVERHANG * max(height, 2) * max(width, MMA_PIXELS) * w.C
+                ),
+            ),
+            (
+                "a CTA has more tiles than stages",
+                lambda t: (t.stages <= t.tiles_per_cta) | (t.stages == STAGES_CHOICES[0]),
+            ),
+        ]
+
+    @classmethod
+    @functools.lru_cache(maxsize=64)
+    def list_legal(cls, w: Conv) -> tuple[DiagonalConfig, Any]:
+        """Return all configs, and which of them meet the required rules."""
+        configs = cls.from_options(cls.list_options(w), w=w)
+        return configs, functools.reduce(np.logical_and, [predicate(configs) for _, predicate in cls.list_required(w)])
+
+    @property
+    def channels(self) -> Any:
+        """Channels of a CTA."""
+        return self.octets * OCTET
+
+    @property
+    def pixel_bytes(self) -> Any:
+        """Bytes of the channels of a pixel: as wide as a swizzle, or an odd multiple of 16."""
+        return VECTOR_BYTES * self.octets
+
+    def _window_extent(self, axis: int, outputs: Any) -> Any:
+        w = self.w
+        return (outputs - 1) * w.stride[axis] + (w.kernel[axis] - 1) * w.dilation[axis] + 1
+
+    @property
+    def window_rows(self) -> Any:
+        """Rows of X that a tile reads."""
+        return self._window_extent(0, self.rows)
+
+    @property
+    def window_columns(self) -> Any:
+        """Columns of X that a tile reads, and some behind them, so that rows begin with whole swizzles."""
+        return round_up(self._window_extent(1, self.columns), SWIZZLE_PIXELS)
+
+    @property
+    def window_bytes(self) -> Any:
+        """Bytes of a window."""
+        return self.window_rows * self.window_columns * self.pixel_bytes
+
+    @property
+    def stage_pitch(self) -> Any:
+        """Bytes from a window to the next."""
+        return round_up(self.window_bytes, STAGE_ALIGNMENT_BYTES)
+
+    @property
+    def result_offset_bytes(self) -> Any:
+        """Bytes in front of the results of a tile."""
+        return self.stages * self.stage_pitch
+
+    @property
+    def barrier_offset_bytes(self) -> Any:
+        """Bytes in front of the barriers."""
+        return self.result_offset_bytes + self.rows * self.columns * self.pixel_bytes
+
+    @property
+    def smem_bytes(self) -> Any:
+        """Bytes of shared memory, with the alignment of its start."""
+        return STAGE_ALIGNMENT_BYTES + self.barrier_offset_bytes + 2 * BARRIER_BYTES * self.stages
+
+    @property
+    def items_per_tile(self) -> Any:
+        """Groups of columns, which the warps of an octet divide among them."""
+        return self.columns // MMA_PIXELS
+
+    @property
+    def compute_warps(self) -> Any:
+        """Warps that multiply."""
+        return self.octets * self.warps
+
+    @property
+    def num_warps(self) -> Any:
+        """Warps per CTA, with the one that copies."""
+        return self.compute_warps + 1
+
+    @property
+    def column_pairs(self) -> int:
+        """Pairs of columns of the filter, whose octets are the reduction of a product; the last may have one."""
+        return ceil_div(self.w.kernel[1], 2)
+
+    @property
+    def mmas_per_item(self) -> Any:
+        """Instructions mma.sync of a warp for its columns of a tile."""
+        return self.rows * self.w.kernel[0] * self.column_pairs
+
+    @property
+    def live_rows(self) -> Any:
+        """Output rows whose sums a thread keeps at a time."""
+        w = self.w
+        return np.minimum(self.rows, ceil_div((w.kernel[0] - 1) * w.dilation[0] + 1, w.stride[0]))
+
+    @property
+    def num_accumulators(self) -> Any:
+        """Accumulator registers per thread."""
+        return self.rows * REGISTERS_PER_MMA
+
+    @property
+    def registers(self) -> Any:
+        """Estimated registers per thread: sums, taps, the fragments of two rows of the window, and their places."""
+        fragments = 2 * REGISTERS_PER_MMA * self.column_pairs + self.column_pairs
+        taps = math.prod(self.w.kernel)
+        return round_up(REGISTERS_PER_MMA * self.live_rows + taps + fragments + OVERHEAD_REGISTERS, 8)
+
+    @property
+    def channel_blocks(self) -> Any:
+        """Tiles along the channels."""
+        return ceil_div(self.w.C, self.channels)
+
+    @property
+    def tiles_y(self) -> Any:
+        """Tiles along the rows of an image."""
+        return ceil_div(self.w.output_size[0], self.rows)
+
+    @property
+    def tiles_x(self) -> Any:
+        """Tiles along the columns of an image."""
+        return ceil_div(self.w.output_size[1], self.columns)
+
+    @property
+    def pixel_tiles(self) -> Any:
+        """Tiles along the pixels of all images."""
+        return self.w.N * self.tiles_y * self.tiles_x
+
+    @property
+    def ctas_per_sm(self) -> Any:
+        """Number of resident CTAs per SM."""
+        limits = self.pixel_tiles * self.channel_blocks, H200.multiprocessors, self.smem_bytes
+        return count_ctas_per_sm(*limits, self.registers, self.num_threads)
+
+    @property
+    def ctas_per_block(self) -> Any:
+        """CTAs that share the tiles of a block of channels, each as many as any other, or one less."""
+        most = np.clip(H200.multiprocessors * self.ctas_per_sm // self.channel_blocks, 1, self.pixel_tiles)
+        return ceil_div(self.pixel_tiles, ceil_div(self.pixel_tiles, most))
+
+    @property
+    def tiles_per_cta(self) -> Any:
+        """Largest number of tiles of a CTA."""
+        return ceil_div(self.pixel_tiles, self.ctas_per_block)
+
+    @property
+    def num_blocks(self) -> Any:
+        """CTAs of the grid; each keeps the taps of its channels."""
+        return self.ctas_per_block * self.channel_blocks
+
+    @property
+    def estimated_cycles(self) -> Any:
+        """Estimated latency in clock cycles: products, instructions, shared memory, copies and memory."""
+        w = self.w
+        ctas_of_sm = np.maximum(ceil_div(self.num_blocks, H200.multiprocessors), 1)
+        resident = np.minimum(ctas_of_sm, self.ctas_per_sm)
+        tiles = self.tiles_per_cta * resident * ceil_div(ctas_of_sm, self.ctas_per_sm)
+        items = ceil_div(self.items_per_tile, self.warps) * self.warps * self.octets
+        mmas = items * self.mmas_per_item
+        loads = items * self.window_rows * self.column_pairs
+        results = items * self.rows
+        issued = mmas + 2 * loads + STORE_INSTRUCTIONS * results
+        conflicts = math.gcd(w.stride[1], 2)
+        matrices = 2 * w.kernel[1] / self.column_pairs  # of a load
+        shared = loads * matrices * conflicts + 2 * results + self.window_bytes / LINE_BYTES
+        memory = w.min_bytes / (H200.multiprocessors * H200_FIT.strips.l2_bytes_per_cycle)
+        warps = resident * self.compute_warps
+        cycles = combine_overlapping(
+            tiles * mmas * CLOCKS_PER_MATRIX_MULTIPLY * np.maximum(1, SCHEDULERS / warps),
+            tiles * issued / (SCHEDULERS * ISSUED_PER_CYCLE),
+            tiles * shared,
+            tiles * count_copy_cycles(self.window_rows * self.window_columns, self.pixel_bytes),
+            memory * np.ones_like(self.octets),
+            self.tiles_per_cta * (2 * issued / np.maximum(1, self.compute_warps) + L2_CLOCKS),
+        )
+        return cycles + START_CYCLES
+
+
+@functools.lru_cache(maxsize=64)
+def can_multiply_octets(w: Conv) -> bool:
+    """Whether an image has one filter per channel, channels fill octets, and a config fits registers and memory."""
+    return (
+        w.spatial_ndim == 2
+        and w.C == w.O == w.groups > 1
+        and w.C % OCTET == 0
+        and get_itemsize(w.storage) == 2
+        and w.storage == w.argument_dtypes[-1]
+        and 1 < math.prod(w.kernel) <= MAX_TAPS
+        and not w.returns_stats
+        and not w.has_large_tensors
+        and not w.cached_frames
+        and max(w.upsampling) == 1
+        and DiagonalConfig.has_config(w)
+    )
+
+
+def is_promising(w: Conv) -> bool:
+    """Return whether the layer is so large that more than the launch decides."""
+    return bool(w.min_bytes >= MIN_PROMISING_BYTES)

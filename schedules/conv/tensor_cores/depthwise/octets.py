@@ -1,0 +1,31 @@
+"""Octets of channels in shared memory: widths without bank conflicts, places of pixels, and the time of their copies."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from ....tir_builder import Expr, to_uint32
+from ..implicit_gemm_shape import VECTOR_BYTES
+
+OCTET = 8  # channels of 16 bytes, which a warp multiplies
+SWIZZLED_OCTETS = (2, 4, 8)  # octets of a pixel that a swizzle of their width keeps free of bank conflicts
+ODD_OCTETS = (3, 5, 7, 9, 15)  # without conflicts as well
+STAGE_ALIGNMENT_BYTES = 1024  # of the widest swizzle
+SWIZZLE_PIXELS = 8  # pixels after which a swizzle repeats
+COPY_BYTES_PER_CYCLE = 64  # of TMA, besides a cycle for each pixel of a box
+
+
+def locate_octet(octets: int, octet: Expr, pixel: Expr) -> Expr:
+    """Return the place of an octet of a pixel, whose chunks a swizzle may exchange."""
+    chunk = octet ^ (pixel * octets // SWIZZLE_PIXELS % octets) if octets in SWIZZLED_OCTETS else octet
+    return to_uint32((pixel * octets + chunk) * VECTOR_BYTES)
+
+
+def get_swizzle_bytes(octets: int) -> int:
+    """Return the swizzle of a tensor map, or 0."""
+    return octets * VECTOR_BYTES if octets in SWIZZLED_OCTETS else 0
+
+
+def count_copy_cycles(pixels: Any, pixel_bytes: Any) -> Any:
+    """Return the clock cycles in which TMA copies pixels, each of which is a line of a box."""
+    return pixels * (1 + pixel_bytes / COPY_BYTES_PER_CYCLE)
