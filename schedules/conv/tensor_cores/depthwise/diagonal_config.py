@@ -30,7 +30,7 @@ from ...tile_config import Rule, combine_overlapping
 from ..gemm.pipelines import BARRIER_BYTES
 from ..implicit_gemm_shape import VECTOR_BYTES
 from ..latency_model import count_ctas_per_sm
-from .octets import ODD_OCTETS, OCTET, STAGE_ALIGNMENT_BYTES, SWIZZLE_PIXELS, SWIZZLED_OCTETS, count_copy_cycles
+from .octets import OCTET, ODD_OCTETS, STAGE_ALIGNMENT_BYTES, SWIZZLE_PIXELS, SWIZZLED_OCTETS, count_copy_cycles
 
 MMA_PIXELS = 16  # neighbouring pixels of a row: the rows of a product
 REGISTERS_PER_MMA = 4

@@ -36,8 +36,6 @@ from ....tir_builder import (
     allocate,
     declare_tensor_map,
     emit_call,
-    emit_ptx,
-    fill_zeros,
     if_,
     is_below,
     items_loop,

@@ -1,4 +1,4 @@
-"""Octets of channels in shared memory: widths without bank conflicts, places of pixels, and the time of their copies."""
+"""Octets of channels in shared memory: widths without bank conflicts, places of pixels, and the time of copies."""
 
 from __future__ import annotations
 

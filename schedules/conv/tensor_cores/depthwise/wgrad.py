@@ -62,16 +62,8 @@ from ..gemm.atoms import MmaSyncAtom, ThreadPosition, ldmatrix_x4, named_barrier
 from ..gemm.cta import allocate_smem, allow_dependent_launch
 from ..gemm.pipelines import PipelineState, TmaPipeline, fence_barrier_init
 from ..gemm.tma import TmaCopy, prefetch_tensor_maps
-from ..implicit_gemm_shape import VECTOR_BYTES
-from .wgrad_config import (
-    OCTET,
-    STAGE_ALIGNMENT_BYTES,
-    SWIZZLE_PIXELS,
-    SWIZZLED_OCTETS,
-    DepthwiseWgradConfig,
-    can_multiply_octets,
-    may_beat_fma_units,
-)
+from .octets import OCTET, STAGE_ALIGNMENT_BYTES, get_swizzle_bytes, locate_octet
+from .wgrad_config import DepthwiseWgradConfig, can_multiply_octets, may_beat_fma_units
 
 COMPUTE_BARRIER = 1  # named barrier of the warps that multiply
 
@@ -149,8 +141,7 @@ def make_pixels_map(config: DepthwiseWgradConfig, size: Sequence[int], box: tupl
     extents = w.C, width, height, planes, w.N
     strides = [w.C * math.prod(extents[1:axis]) for axis in range(1, len(extents))]
     whole_box = int(config.octets) * OCTET, int(box[0]), int(box[1]), 1, 1
-    pixel_bytes = int(config.pixel_bytes)
-    swizzle = pixel_bytes if int(config.octets) in SWIZZLED_OCTETS else 0
+    swizzle = get_swizzle_bytes(int(config.octets))
     return maps.make_tiled_map(w.storage, get_itemsize(w.storage), extents, tuple(strides), whole_box, swizzle)
 
 
@@ -260,10 +251,7 @@ class DepthwiseWgradKernel:
 
     def locate_pixel(self, pixel: Expr) -> Expr:
         """Return the place of the warp's octet of a pixel, whose chunks a swizzle may exchange."""
-        octets, chunk = int(self.config.octets), self.octet
-        if octets in SWIZZLED_OCTETS:
-            chunk = chunk ^ (pixel * octets // SWIZZLE_PIXELS % octets)
-        return to_uint32(pixel * self.pixel_bytes + chunk * VECTOR_BYTES)
+        return locate_octet(int(self.config.octets), self.octet, pixel)
 
     def multiply(self, stage_address: Expr) -> None:
         """Multiply the warp's columns of the strips of a tile."""

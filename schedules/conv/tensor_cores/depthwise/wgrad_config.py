@@ -29,13 +29,11 @@ from ...plane_shape import PlaneShape
 from ...tile_config import Rule, combine_overlapping
 from ..gemm.pipelines import BARRIER_BYTES
 from ..implicit_gemm_shape import VECTOR_BYTES
+from .octets import OCTET, ODD_OCTETS, STAGE_ALIGNMENT_BYTES, SWIZZLE_PIXELS, SWIZZLED_OCTETS
 
-OCTET = 8  # channels of 16 bytes, which a warp multiplies
 MMA_PIXELS = 16  # pixels of dY of a product: its reduction
 REGISTERS_PER_MMA = 4
-SWIZZLED_OCTETS = (2, 4, 8)  # octets of a pixel that a swizzle of their width keeps free of bank conflicts
 OCTETS_CHOICES = (1, *SWIZZLED_OCTETS)
-ODD_OCTETS = (3, 5, 7, 9, 15)  # without conflicts as well, if they divide all octets
 STRIP_ROWS_CHOICES = (4, 8, 14, 16)
 STRIPS_CHOICES = (1, 2, 4)  # if images are small
 MAX_SMALL_IMAGE = 400  # pixels
@@ -54,8 +52,6 @@ LDMATRIX_CYCLES = 4  # of shared memory: four matrices
 ITEM_INSTRUCTIONS = 20  # of the addresses of an item
 ISSUED_PER_CYCLE = 0.72  # instructions of a scheduler, fitted to searches of ten layers on an H100
 MAX_ESTIMATE_RATIO = 0.75  # to the estimate on the FMA units, above which no search tries this kernel
-STAGE_ALIGNMENT_BYTES = 1024  # of the widest swizzle
-SWIZZLE_PIXELS = 8  # pixels after which a swizzle repeats
 # Clock cycles of the second kernel, which starts early, and its bytes per cycle.
 REDUCTION_CYCLES, WORKSPACE_BYTES_PER_CYCLE = 1500, 1500
 

@@ -1,0 +1,74 @@
+"""`depthwise_diagonal`: depthwise layers and dgrads as products of octets of channels with diagonal matrices."""
+
+import emulate
+import numpy as np
+import pytest
+
+import tvmconv as tc
+from tvmconv import registry
+from tvmconv.errors import ScheduleError
+
+SMALL = {"octets": 2, "rows": 4, "columns": 16, "warps": 1, "stages": 2}
+
+
+@pytest.mark.sample(3)
+@pytest.mark.parametrize(
+    ("text", "config"),
+    [
+        ("conv2d:2x16x9x17,16x1x3x3,s1,p1,g16,f16,nhwc", SMALL),  # tiles overhang both axes
+        ("conv2d:2x16x19x35,16x1x5x5,s2,p2,g16,f16,nhwc,bias,relu", {**SMALL, "columns": 32, "warps": 2}),
+        ("conv2d:1x72x9x11,72x1x5x5,s1,p2x1x3x0,d2,g72,f16,nhwc,bias,silu,add", {**SMALL, "octets": 4, "stages": 3}),
+        ("conv2d:2x64x30x18,64x1x3x3,s3x2,p1,g64,bf16,nhwc", {**SMALL, "octets": 4, "rows": 8}),
+        ("conv2d:3x64x14x14,64x1x3x3,s1,p1,g64,f16,nhwc", None),
+        ("conv2d_dgrad:2x24x13x10,24x1x5x4,s1,p2x1,g24,bf16,nhwc,add", {**SMALL, "octets": 3}),  # an even filter
+        ("conv2d_dgrad:2x40x9x21,40x1x7x7,s1,p3,g40,f16,nhwc,drelu", {**SMALL, "octets": 5, "rows": 7, "columns": 32}),
+        ("conv2d_dgrad:1x24x20x20,24x1x2x6,s1,p1x2,d1x2,g24,bf16,nhwc", {**SMALL, "octets": 1}),
+        ("conv2d_dgrad:1x24x4x70,24x1x1x9,s1,p0x4,g24,f16,nhwc", {**SMALL, "octets": 2, "columns": 64, "warps": 4}),
+        ("conv2d_dgrad:40x24x6x6,24x1x3x1,s1,p1x0,g24,f16,nhwc", None),
+    ],
+)
+def test_octets_are_multiplied_by_diagonal_matrices(text, config):
+    kernel = emulate.build_checked(text, "depthwise_diagonal", config)
+    space = registry.find_schedule(kernel.workload, "depthwise_diagonal").space(kernel.workload)
+    used, launch = space.compute_usage(space.point_from_config(kernel.config)[None]), kernel.kernels[0].launch
+    assert (used.threads[0], used.blocks[0]) == (launch.threads_per_block, launch.num_blocks)
+
+
+def test_persistent_ctas_compute_several_tiles():
+    w = tc.parse("conv2d_dgrad:300x64x3x3,64x1x3x3,s1,p1,g64,f16,nhwc")
+    kernel = tc.build(w, "depthwise_diagonal", arch="sm_90", config={**SMALL, "octets": 8, "stages": 4})
+    assert kernel.launch.num_blocks < 300
+    assert emulate.error(kernel.lowered_module, w) <= w.tolerance
+
+
+def test_random_configs_have_the_resources_that_are_counted():
+    w = tc.parse("conv2d_dgrad:2x48x15x29,48x1x5x5,s1,p2,g48,f16,nhwc")
+    space = registry.find_schedule(w, "depthwise_diagonal").space(w)
+    for point in space.sample_legal(3, np.random.default_rng(2)):
+        kernel = tc.build(w, "depthwise_diagonal", arch="sm_90", config=space.config_from_point(point))
+        used = space.compute_usage(point[None])
+        assert used.dynamic_shared_bytes[0] == kernel.dynamic_shared_bytes
+        assert emulate.error(kernel.lowered_module, w) <= w.tolerance, kernel.config
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "conv2d:1x12x16x16,12x1x3x3,s1,p1,g12,f16,nhwc",  # half an octet
+        "conv2d:1x16x16x16,32x1x3x3,s1,p1,g16,f16,nhwc",
+        "conv2d:1x16x64x64,16x1x11x11,s1,p5,g16,f16,nhwc",
+        "conv2d_dgrad:1x16x16x16,16x1x3x3,s2,p1,g16,f16,nhwc",
+    ],
+)
+def test_other_layers_are_refused(text):
+    with pytest.raises(ScheduleError):
+        tc.build(text, "depthwise_diagonal", arch="sm_90")
+
+
+def test_layers_of_large_batches_are_searched():
+    layers = {"32x240x28x28": True, "1x240x28x28": False}
+    for shape, is_searched in layers.items():
+        for operator in ("conv2d", "conv2d_dgrad"):
+            w = tc.parse(f"{operator}:{shape},240x1x5x5,s1,p2,g240,f16,nhwc")
+            names = [each.name for each in registry.schedules_to_tune(w, "cuda", "sm_90")]
+            assert ("depthwise_diagonal" in names) == is_searched
