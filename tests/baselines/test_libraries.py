@@ -254,6 +254,34 @@ def test_the_gpu_is_warm_before_cudnn_tries_its_algorithms(steps, described, num
     assert ("best algorithm" if tries else "algorithm by heuristics") in picked.description
 
 
+def test_kernels_are_loaded_as_the_first_picks_load_them(steps, described, monkeypatch):
+    """Each launch by a thread of its own, because cuDNN keeps its choice; a call that is far slower is not tried."""
+    launches = []
+
+    def time_between_events(stream, launch, count):
+        launch()
+        launches.append(threading.get_ident())
+        settings = steps.torch.backends.cudnn
+        assert settings.benchmark_limit == (cudnn.NUM_ALGORITHMS[0] if settings.benchmark else 0)
+        return [9.0, seconds[len(launches) - 1]]
+
+    def refuse(*tensors):
+        raise DeviceError("cuDNN cannot compute it")
+
+    steps.torch.cuda.empty_cache = steps.torch.cuda.synchronize = lambda *index: None
+    monkeypatch.setattr(cudnn, "require_gpu", lambda device, *_: device)
+    monkeypatch.setattr(cudnn, "copy_to_gpu", lambda inputs, gpu: [])
+    monkeypatch.setattr(cudnn, "list_calls", lambda w: [TorchConvCall(refuse), steps.call, steps.call])
+    monkeypatch.setattr(cudnn, "time_between_events", time_between_events)
+    for slower, tried in [(3.1, [False, False, True]), (2.9, [False, False, True, True])]:
+        seconds = (slower, 1.0, 1.0, 1.0)
+        launches.clear()
+        steps.done.clear()
+        cudnn.load_kernels(CONVOLUTION, CONVOLUTION.inputs(0), described)
+        assert [tries for _, tries, _ in steps.done] == tried
+    assert steps.torch.backends.cudnn.benchmark_limit == 10  # as before
+
+
 @pytest.mark.parametrize(("seconds_ago", "warm_up_seconds"), [(0.0, None), (5.0, IDLE_WARM_UP_SECONDS)])
 def test_a_gpu_that_another_process_has_just_used_is_warm(steps, described, monkeypatch, seconds_ago, warm_up_seconds):
     warm_ups = []

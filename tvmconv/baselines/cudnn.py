@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import math
 import statistics
@@ -122,8 +123,7 @@ def pick_fastest(
     fastest: CudnnPickThread | None = None
     tensors = copy_to_gpu(inputs, gpu)
     best_seconds: dict[int, float] = {}  # by number of the call
-    calls = list_gradient_calls(w) if isinstance(w, DerivedConv) else list_calls(w)
-    calls_by_number = dict(enumerate(calls))
+    calls_by_number = dict(enumerate(_list_calls(w)))
 
     def try_pick(number: int, num_algorithms: int | None) -> None:
         """Let cuDNN pick once for a call, and close the slower one of this pick and the fastest so far."""
@@ -167,6 +167,41 @@ def load_library(device: Device) -> None:
         options = [1, 1], [0, 0], [1, 1], False, [0, 0], 1, [True, True, False]
         torch.ops.aten.convolution_backward(y, x, k, None, *options)
         torch.cuda.synchronize(gpu.index)
+
+
+def load_kernels(w: AnyConv, inputs: Sequence[NDArray[Any]], device: Device) -> None:
+    """Let cuDNN compute a workload as the first picks of `pick_fastest` do, because it compiles and loads kernels then.
+
+    This takes a processor some tenths of a second, and the GPU a few launches, so that it need not wait for a turn at
+    the GPU. Calls that cuDNN does not support are left out.
+    """
+    gpu = require_gpu(device, "cuDNN")
+    torch = torch_with_cudnn()
+    tensors = copy_to_gpu(inputs, gpu)
+    seconds: dict[int, float] = {}  # of a launch, by number of the call
+    for num_algorithms in (None, NUM_ALGORITHMS[0]):
+        fastest = min(seconds.values(), default=math.inf)
+        for number, call in enumerate(_list_calls(w)):
+            if seconds.get(number, 0.0) <= FAR_RATIO * fastest:
+                with ThreadPoolExecutor(1) as thread, contextlib.suppress(DeviceError):
+                    launch = thread.submit(_time_launch, torch, w, call, tensors, gpu, num_algorithms)
+                    seconds[number] = launch.result()
+    tensors.clear()
+    torch.cuda.empty_cache()
+
+
+def _time_launch(
+    torch: Any, w: AnyConv, call: TorchConvCall, tensors: Sequence[Any], gpu: CudaDevice, num_algorithms: int | None
+) -> float:
+    """Compute twice, and return the seconds of the second launch."""
+    stream, allow_tf32 = torch.cuda.Stream(gpu.index), w.dtype == dtypes.TF32.name
+    with compute_on_stream(torch, gpu, stream, allow_tf32=allow_tf32, num_algorithms=num_algorithms):
+        copies = call.prepare(*tensors)
+        return time_between_events(stream.cuda_stream, lambda: call.compute(*copies), 2)[-1]
+
+
+def _list_calls(w: AnyConv) -> list[TorchConvCall]:
+    return list_gradient_calls(w) if isinstance(w, DerivedConv) else list_calls(w)
 
 
 def copy_to_gpu(inputs: Sequence[NDArray[Any]], gpu: CudaDevice) -> list[Any]:
