@@ -332,7 +332,7 @@ class CudnnPick:
         if not self._call.is_verified:
             return None
         with self._on_stream():
-            output: NDArray[Any] = self._call.finish(self._call.compute(*self._copies[0])).float().cpu().numpy()
+            output: NDArray[Any] = self._call.finish(self._call.compute(*self._copies[0])).cpu().float().numpy()
             return output
 
     def move_tensors(self) -> None:

@@ -31,7 +31,7 @@ from tvmconv.verification import Problem, Verification
 from tvmconv.workloads import Workload
 
 MAX_FINALISTS = 3  # fastest kernels that are timed again
-MAX_FINALIST_RATIO = 1.1  # trials longer than the fastest by this factor are not timed again
+MAX_FINALIST_RATIO = 1.05  # trials longer than the fastest by this factor are not timed again
 BUILDER_NICENESS = 19  # of the processes that compile, so that they delay no lane that holds the GPU
 MAX_WAIT_SECONDS = 40.0  # time to wait for the kernels of a layer, after which those that are not built are left out
 
