@@ -5,8 +5,8 @@ algorithm. With one process, the processors wait for the GPU during the latter, 
 Here each process, a lane, takes the next layer, searches it, or measures the kernels that were compiled for it, and
 compares it. `tvmconv.devices.sharing` gives the GPU to one lane at a time: for one trial of a search, for the kernels
 that were compiled, for the library's choice, and for the comparison. Inputs and references are computed meanwhile. So
-are copies, the launch that verifies a compiled kernel once more, and the few by which cuDNN loads its kernels. They can
-delay some launches that another lane times, but not the median of many.
+are copies, the launch that verifies a compiled kernel once more, and those of cuDNN's first choices, which take most of
+their time to load and compile kernels. They can delay a few launches that another lane times, but not the median.
 """
 
 from __future__ import annotations

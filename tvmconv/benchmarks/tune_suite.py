@@ -31,7 +31,7 @@ import argparse
 import json
 import sys
 from collections.abc import Callable, Sequence
-from contextlib import closing, nullcontext, suppress
+from contextlib import closing, nullcontext
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -50,7 +50,7 @@ from tvmconv.cli.tune import add_search_options, assign_schedules, describe_phas
 from tvmconv.cost_model.model import cost_model_for
 from tvmconv.cost_model.similarity import layer_key
 from tvmconv.devices import Device
-from tvmconv.errors import DeviceError, Error
+from tvmconv.errors import Error
 from tvmconv.experiments.preparation import PreparedExperiment
 from tvmconv.experiments.results import PREDICTED, TUNED, UNTUNED, Result, ResultRow
 from tvmconv.experiments.sweep import LayerSelection, Sweep, measure_sweep
@@ -180,13 +180,8 @@ def start_lane(args: argparse.Namespace) -> None:
     names = _list_baselines(args)
     libraries.import_modules(names)
     device = devices.find_device(args.device)
-    if has_cudnn(names, device):
+    if "cudnn" in names and device.kind == "cuda":
         cudnn.load_library(device)
-
-
-def has_cudnn(baselines: Sequence[str], device: Device) -> bool:
-    """Return whether cuDNN is among the libraries and supports the device."""
-    return "cudnn" in baselines and device.kind == "cuda"
 
 
 def measure_layer(
@@ -281,10 +276,6 @@ class _Comparison:
 
         def add_fastest(experiment: PreparedExperiment) -> None:
             assert kernels is not None
-            workload, inputs = experiment.problem.workload, experiment.problem.inputs
-            if has_cudnn(self.baselines, self.device) and isinstance(workload, cudnn.AnyConv):
-                with suppress(DeviceError):  # the comparison reports it
-                    cudnn.load_kernels(workload, inputs, self.device)
             try:
                 kernel: Kernel | Error = find_fastest(experiment.problem, kernels, self.device, Log(self.log))
             except Error as error:
