@@ -182,8 +182,13 @@ def pick_fastest(
             consider(number, candidate)
 
     for (number, _), pick in (prepared or {}).items():
-        pick.compare()
-        consider(number, pick)
+        try:
+            pick.compare()
+        except DeviceError as error:
+            errors.append(error)
+            pick.close()
+        else:
+            consider(number, pick)
     for num_algorithms in (None, NUM_ALGORITHMS[0]):
         for number in calls_by_number:
             is_near = fastest is None or best_seconds.get(number, 0.0) <= FAR_RATIO * fastest.seconds
