@@ -1,6 +1,7 @@
 """What every library is asked for and refuses; that they are right, and their times, need an NVIDIA GPU."""
 
 import contextlib
+import math
 import sys
 import threading
 import time
@@ -111,7 +112,7 @@ class FakePicks:
         self.seconds = {kind: list(own) for kind, own in seconds.items()}
         self.asked, self.num_algorithms, self.closed = [], [], []
 
-    def __call__(self, w, call, inputs, gpu, *, cold, num_algorithms):
+    def __call__(self, w, call, inputs, gpu, *, cold, num_algorithms, has_gpu=True):
         kind = "fused" if any("fused" in note for note in call.notes) else "apart"
         tries = num_algorithms is not None
         if tries:
@@ -121,7 +122,10 @@ class FakePicks:
         if own is None:
             raise DeviceError(f"cannot compute {kind}")
         taken = own.pop(0) if len(own) > 1 else own[0]
-        return SimpleNamespace(call=call, seconds=taken, close=lambda: self.closed.append(taken))
+        pick = SimpleNamespace(call=call, seconds=taken if has_gpu else math.inf, time_launch=lambda: taken)
+        pick.compare = lambda: setattr(pick, "seconds", taken)
+        pick.close = lambda: self.closed.append(taken)
+        return pick
 
 
 @pytest.fixture
@@ -131,9 +135,8 @@ def pick(monkeypatch, described):
     def run(text="conv2d:1x4x6x6,4x4x3x3,f16,nhwc,bias,relu", **seconds):
         picks = FakePicks(**seconds)
         monkeypatch.setattr(cudnn, "CudnnPickThread", picks)
-        monkeypatch.setattr(cudnn, "copy_to_gpu", lambda inputs, gpu: inputs)
         w = parse(text)
-        return cudnn.pick_fastest(w, w.inputs(0), described, cold=False), picks
+        return cudnn.pick_fastest(w, [], described, cold=False), picks
 
     return run
 
@@ -166,6 +169,56 @@ def test_a_call_that_is_far_slower_by_heuristics_is_not_tried_again(pick):
     assert set(picks.asked) == {"apart"}
     _, picks = pick(fused=[9.0], apart=[1.0], heuristics={"fused": [2.9], "apart": [1.0]})
     assert picks.asked.count("fused") == 2  # once in each layout
+
+
+def test_picks_before_a_turn_are_timed_in_it_and_tried_again(monkeypatch, described):
+    pytest.importorskip("torch")
+    w = parse("conv2d:1x4x6x6,4x4x3x3,f16,nhwc,bias,relu")
+    heuristics = {"fused": [9.0], "apart": [1.0]}  # so that the former is not tried
+    picks = FakePicks(heuristics=heuristics, fused=[9.0], apart=[3.0, 3.0, 0.8, 3.0, 3.0, 3.0, 0.7, 0.9])
+    monkeypatch.setattr(cudnn, "CudnnPickThread", picks)
+    prepared = cudnn.prepare_picks(w, [], described, cold=False)
+    assert set(picks.asked) == {"apart"}
+    assert sorted({count or -1 for _, count in prepared}) == sorted([-1, *cudnn.NUM_ALGORITHMS[: cudnn.NUM_PREPARED]])
+    assert {pick.seconds for pick in prepared.values()} == {math.inf}
+    picks.num_algorithms.clear()
+    fastest = cudnn.pick_fastest(w, [], described, cold=False, picking_seconds=0.0, prepared=prepared)
+    assert fastest.seconds == 0.8
+    assert picks.num_algorithms == []  # there was no time
+    picks = FakePicks(heuristics=heuristics, fused=[9.0], apart=[3.0, 3.0, 0.8, 3.0, 3.0, 3.0, 0.7, 0.9])
+    monkeypatch.setattr(cudnn, "CudnnPickThread", picks)
+    prepared = cudnn.prepare_picks(w, [], described, cold=False)
+    picks.num_algorithms.clear()
+    assert cudnn.pick_fastest(w, [], described, cold=False, prepared=prepared).seconds == 0.7
+    assert picks.num_algorithms[:3] == [*cudnn.NUM_ALGORITHMS[:3]]  # those of the first picks, which were disturbed
+
+
+def test_a_turn_at_the_gpu_begins_after_the_first_picks(steps, described, monkeypatch, tmp_path):
+    held = []
+    fastest = SimpleNamespace(seconds=1e-6, pick=SimpleNamespace(description="a pick"), compute_output=lambda: None)
+    fastest.time_elsewhere = fastest.open_timer = fastest.close = None
+    other = SimpleNamespace(close=lambda: held.append("closed"))
+
+    @contextlib.contextmanager
+    def hold_gpu():
+        held.append("begin")
+        yield
+        held.append("end")
+
+    def prepare_picks(*_, **how):
+        held.append("prepare")
+        return {(0, None): fastest, (1, None): other}
+
+    steps.torch.cuda.current_stream = lambda index: SimpleNamespace(cuda_stream=7)
+    steps.torch.cuda.empty_cache = lambda: None
+    monkeypatch.setenv(cudnn.sharing.LOCK_VARIABLE, str(tmp_path / "lock"))
+    monkeypatch.setattr(cudnn.sharing, "hold_gpu", hold_gpu)
+    monkeypatch.setattr(cudnn, "require_gpu", lambda device, *_: device)
+    monkeypatch.setattr(cudnn, "copy_to_gpu", lambda inputs, gpu: [])
+    monkeypatch.setattr(cudnn, "prepare_picks", prepare_picks)
+    monkeypatch.setattr(cudnn, "pick_fastest", lambda *_, prepared, **how: held.append("pick") or prepared[0, None])
+    cudnn.time_cudnn(CONVOLUTION, CONVOLUTION.inputs(0), device=described, seconds=0)
+    assert held == ["prepare", "begin", "pick", "end", "closed"]
 
 
 def test_picking_ends_after_the_time_that_a_command_gives(steps, described, monkeypatch):
@@ -266,6 +319,7 @@ def test_a_gpu_that_another_process_has_just_used_is_warm(steps, described, monk
     steps.torch.cuda.current_stream = lambda index: SimpleNamespace(cuda_stream=7)
     steps.torch.cuda.empty_cache = lambda: None
     monkeypatch.setattr(cudnn, "require_gpu", lambda device, *_: device)
+    monkeypatch.setattr(cudnn, "copy_to_gpu", lambda inputs, gpu: [])
     monkeypatch.setattr(cudnn, "pick_fastest", lambda *_, **how: fastest)
     monkeypatch.setattr(cudnn, "warm_up", lambda replay, stream, seconds: warm_ups.append(seconds))
     monkeypatch.setattr(cudnn.sharing, "get_last_use", lambda: time.monotonic() - seconds_ago)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
@@ -9,6 +10,7 @@ from typing import Any
 
 from numpy.typing import NDArray
 
+from tvmconv.devices import sharing
 from tvmconv.devices.cuda.device import CudaDevice
 from tvmconv.devices.cuda.loaded_kernel import translate_errors
 from tvmconv.devices.device import Device, Timing, TurnTimer, get_first_line
@@ -22,25 +24,37 @@ REGISTRY: dict[str, TimeLibrary] = {}  # by name, filled by the import of the pa
 MODULES: dict[str, str] = {}  # modules of libraries that take seconds to import, likewise
 
 
-def baseline(name: str, module: str | None = None) -> Callable[[TimeLibrary], TimeLibrary]:
+def baseline(
+    name: str, module: str | None = None, *, takes_turns: bool = False
+) -> Callable[[TimeLibrary], TimeLibrary]:
     """Return a decorator that registers `f(w, inputs, *, device, cold=False, seconds=0.5) -> Baseline` under a name.
 
     The function gets all arguments of the workload except Y, times it with a cold cache if `cold`, and spends about
     `seconds` of device time. It imports the library when it is called. It raises `UnsupportedDeviceError` if the
     library never supports the device, and another `Error` if the library is missing or cannot compute the workload.
-    `module` is the library's module if its import takes seconds, which `import_modules` can do before.
+    `module` is the library's module if its import takes seconds, which `import_modules` can do before. The function
+    runs in a turn at the GPU (`tvmconv.devices.sharing`), unless `takes_turns`: it takes one by itself.
     """
 
     def register(function: TimeLibrary) -> TimeLibrary:
         other = REGISTRY.setdefault(name, function)
         if other.__module__ != function.__module__:
             raise Error(f"baseline {name} is defined in {other.__module__} and {function.__module__}")
-        REGISTRY[name] = function
+        REGISTRY[name] = function if takes_turns else _run_in_a_turn(function)
         if module:
             MODULES[name] = module
         return function
 
     return register
+
+
+def _run_in_a_turn(function: TimeLibrary) -> TimeLibrary:
+    @functools.wraps(function)
+    def run(*arguments: Any, **how: Any) -> Baseline:
+        with sharing.hold_gpu():
+            return function(*arguments, **how)
+
+    return run
 
 
 class UnsupportedDeviceError(DeviceError):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import math
 import statistics
@@ -39,10 +40,13 @@ from tvmconv.workloads.conv_gradient import DerivedConv
 from tvmconv.workloads.filters import Filter
 
 AnyConv = Conv | DerivedConv | Filter
+# Picks before a turn at the GPU, by the number of the call and that of the algorithms.
+PreparedPicks = dict[tuple[int, int | None], "CudnnPickThread"]
 
 NEAR_RATIO = 1.15  # calls within this factor of the fastest are picked again
 FAR_RATIO = 3.0  # calls with a time by cuDNN's heuristics above this multiple of the fastest are not picked again
 NUM_ALGORITHMS = (4, 8, 2, 3, 6, 10, 12, 16, 24, 0)  # algorithms that cuDNN tries, by round; 0: all
+NUM_PREPARED = 3  # first rounds whose picks are made before a turn at a GPU that processes share
 MAX_UNIMPROVED_ROUNDS = len(NUM_ALGORITHMS) + 2  # rounds without a faster pick after which picking ends
 MIN_IMPROVEMENT = 0.01  # fraction by which a pick must be faster to count as an improvement
 PICK_SECONDS, MIN_PICK_REPLAYS = 0.02, 5  # timing of each pick
@@ -52,7 +56,7 @@ MAX_IDLE_SECONDS = 0.2  # after a longer pause the GPU may have lowered its cloc
 NUM_BUSY_LAUNCHES = 300  # launches of it, some 10 ms, that keep the clocks of a busy GPU steady before a trial
 
 
-@baseline("cudnn", module="torch")
+@baseline("cudnn", module="torch", takes_turns=True)
 def time_cudnn(
     w: AnyConv,
     inputs: Sequence[NDArray[Any]],
@@ -75,20 +79,32 @@ def time_cudnn(
     needs no further warm-up. The fastest pick is kept for `Baseline.time_again`, which times it in other memory each
     time, as our kernels are, and the description names it.
 
+    If processes share the GPU, some picks of each call are made before the turn of this process, because cuDNN compiles
+    and loads kernels for most of their time. They are timed in the turn. Their trials may have met kernels of other
+    processes, so that all trials are repeated in the turn, as far as the time permits.
+
     The time includes kernels for parts of the workload that the call does not support, such as asymmetric padding or an
     unfused epilogue. It excludes conversions of the layout, except those of a mixed layout, which cuDNN does not have.
     """
     gpu = require_gpu(device, "cuDNN")
     torch = torch_with_cudnn()  # raises before threads are started
+    prepared: PreparedPicks = {}
     try:
         with translate_library_errors("cuDNN through PyTorch", gpu, RuntimeError), torch.cuda.device(gpu.index):
-            is_busy = time.monotonic() - CudnnPick.get_last_use(gpu) <= MAX_IDLE_SECONDS
-            stream = torch.cuda.current_stream(gpu.index).cuda_stream
-            warm_up_gpu(torch, gpu, stream, None if is_busy else IDLE_WARM_UP_SECONDS)
-        fastest = pick_fastest(w, inputs, gpu, cold=cold, picking_seconds=picking_seconds)
-        brief = Timing((fastest.seconds,), "CUDA graph, as picks are compared", cold)
-        timing = fastest.time(seconds) if seconds else brief
+            tensors = copy_to_gpu(inputs, gpu)
+            if sharing.is_shared():
+                prepared = prepare_picks(w, tensors, gpu, cold=cold)
+            with sharing.hold_gpu():
+                is_busy = time.monotonic() - CudnnPick.get_last_use(gpu) <= MAX_IDLE_SECONDS
+                stream = torch.cuda.current_stream(gpu.index).cuda_stream
+                warm_up_gpu(torch, gpu, stream, None if is_busy else IDLE_WARM_UP_SECONDS)
+                fastest = pick_fastest(w, tensors, gpu, cold=cold, picking_seconds=picking_seconds, prepared=prepared)
+                brief = Timing((fastest.seconds,), "CUDA graph, as picks are compared", cold)
+                timing = fastest.time(seconds) if seconds else brief
+        prepared = {key: pick for key, pick in prepared.items() if pick is not fastest}
     finally:
+        for pick in prepared.values():
+            pick.close()
         torch.cuda.empty_cache()  # PyTorch caches gigabytes per stream, which our kernels may need
 
     def close() -> None:
@@ -106,46 +122,81 @@ def time_cudnn(
     )
 
 
+def prepare_picks(w: AnyConv, tensors: Sequence[Any], gpu: CudaDevice, *, cold: bool) -> PreparedPicks:
+    """Let cuDNN pick for all calls that it supports and that are not far slower, while others may use the GPU.
+
+    cuDNN compiles and loads kernels meanwhile, which takes a processor some tenths of a second, and the GPU a few
+    launches. The picks are not timed.
+    """
+    picks: PreparedPicks = {}
+    launch_seconds: dict[int, float] = {}  # by number of the call
+    for num_algorithms in (None, *NUM_ALGORITHMS[:NUM_PREPARED]):
+        fastest = min(launch_seconds.values(), default=math.inf)
+        for number, call in enumerate(_list_calls(w)):
+            if launch_seconds.get(number, 0.0) > FAR_RATIO * fastest:
+                continue
+            with contextlib.suppress(DeviceError):  # that of a true pick is reported
+                how = {"cold": cold, "num_algorithms": num_algorithms}
+                picks[number, num_algorithms] = pick = CudnnPickThread(w, call, tensors, gpu, **how, has_gpu=False)
+                launch_seconds.setdefault(number, pick.time_launch())
+    return picks
+
+
 def pick_fastest(
     w: AnyConv,
-    inputs: Sequence[NDArray[Any]],
+    tensors: Sequence[Any],
     gpu: CudaDevice,
     *,
     cold: bool,
     picking_seconds: float = MAX_PICKING_SECONDS,
+    prepared: PreparedPicks | None = None,
 ) -> CudnnPickThread:
     """Return the fastest of cuDNN's picks for all calls, with repeated picks of calls near the fastest.
 
-    Unsupported calls are skipped. If no call is supported, the DeviceError of the first one is raised.
+    `prepared` has picks of `prepare_picks`, which are timed first. Unsupported calls are skipped. If no call is
+    supported, the DeviceError of the first one is raised.
     """
     errors: list[DeviceError] = []
     fastest: CudnnPickThread | None = None
-    tensors = copy_to_gpu(inputs, gpu)
     best_seconds: dict[int, float] = {}  # by number of the call
-    calls = list_gradient_calls(w) if isinstance(w, DerivedConv) else list_calls(w)
-    calls_by_number = dict(enumerate(calls))
+    calls_by_number = dict(enumerate(_list_calls(w)))
+
+    def consider(number: int, candidate: CudnnPickThread) -> None:
+        """Close the slower one of a pick and the fastest so far."""
+        nonlocal fastest
+        best_seconds[number] = min(candidate.seconds, best_seconds.get(number, candidate.seconds))
+        slower: CudnnPickThread | None = candidate
+        if fastest is None or candidate.seconds < fastest.seconds:
+            fastest, slower = candidate, fastest
+        if slower is not None:
+            slower.close()
 
     def try_pick(number: int, num_algorithms: int | None) -> None:
-        """Let cuDNN pick once for a call, and close the slower one of this pick and the fastest so far."""
-        nonlocal fastest
+        """Let cuDNN pick once for a call."""
         call = calls_by_number[number]
         try:
             candidate = CudnnPickThread(w, call, tensors, gpu, cold=cold, num_algorithms=num_algorithms)
         except DeviceError as error:
             errors.append(error)
-            return
-        best_seconds[number] = min(candidate.seconds, best_seconds.get(number, candidate.seconds))
-        if fastest is None or candidate.seconds < fastest.seconds:
-            fastest, candidate = candidate, fastest
-        if candidate is not None:
-            candidate.close()
+        else:
+            consider(number, candidate)
 
+    for (number, _), pick in (prepared or {}).items():
+        try:
+            pick.compare()
+        except DeviceError as error:
+            errors.append(error)
+            pick.close()
+        else:
+            consider(number, pick)
     for num_algorithms in (None, NUM_ALGORITHMS[0]):
         for number in calls_by_number:
-            if fastest is None or best_seconds.get(number, 0.0) <= FAR_RATIO * fastest.seconds:
+            is_near = fastest is None or best_seconds.get(number, 0.0) <= FAR_RATIO * fastest.seconds
+            if is_near and (number, num_algorithms) not in (prepared or {}):
                 try_pick(number, num_algorithms)
     started_at, num_unimproved = time.monotonic(), 0  # the first picks, which load libraries, do not count
-    algorithm_counts = itertools.cycle([*NUM_ALGORITHMS[1:], NUM_ALGORITHMS[0]])
+    first = 0 if prepared else 1  # the number of algorithms of the first round
+    algorithm_counts = itertools.cycle([*NUM_ALGORITHMS[first:], *NUM_ALGORITHMS[:first]])
     while fastest is not None and num_unimproved < MAX_UNIMPROVED_ROUNDS:
         previous_seconds, num_algorithms = fastest.seconds, next(algorithm_counts)
         for number in [number for number, best in best_seconds.items() if best <= NEAR_RATIO * previous_seconds]:
@@ -167,6 +218,10 @@ def load_library(device: Device) -> None:
         options = [1, 1], [0, 0], [1, 1], False, [0, 0], 1, [True, True, False]
         torch.ops.aten.convolution_backward(y, x, k, None, *options)
         torch.cuda.synchronize(gpu.index)
+
+
+def _list_calls(w: AnyConv) -> list[TorchConvCall]:
+    return list_gradient_calls(w) if isinstance(w, DerivedConv) else list_calls(w)
 
 
 def copy_to_gpu(inputs: Sequence[NDArray[Any]], gpu: CudaDevice) -> list[Any]:
@@ -197,14 +252,24 @@ def keep_gpu_busy(torch: Any, gpu: CudaDevice) -> None:
 class CudnnPickThread:
     """A thread with one pick of cuDNN, which caches its picks per thread; the arguments are those of `CudnnPick`."""
 
-    def __init__(self, *arguments: Any, **how: Any) -> None:
+    def __init__(self, *arguments: Any, has_gpu: bool = True, **how: Any) -> None:
         self._thread = ThreadPoolExecutor(max_workers=1)
+        self.seconds = math.inf  # by which picks are compared; infinite until `compare`
         try:
-            self.pick = self._thread.submit(CudnnPick, *arguments, **how).result()
-            self.seconds: float = self._thread.submit(self.pick.time_briefly).result()  # by which picks are compared
+            self.pick = self._thread.submit(CudnnPick, *arguments, has_gpu=has_gpu, **how).result()
+            if has_gpu:
+                self.compare()
         except BaseException:
             self._thread.shutdown()
             raise
+
+    def compare(self) -> None:
+        """Time the pick for the comparison with others."""
+        self.seconds = self._thread.submit(self.pick.time_briefly).result()
+
+    def time_launch(self) -> float:
+        """Return the seconds of one launch, without a warm-up."""
+        return self._thread.submit(self.pick.time_launch).result()
 
     def time(self, seconds: float) -> Timing:
         """Time the pick for about `seconds`."""
@@ -252,7 +317,7 @@ class CudnnPick:
     """A call of PyTorch's convolution with the algorithm that cuDNN picks for it in this thread.
 
     cuDNN tries `num_algorithms` algorithms in the order of its heuristics, all of them for 0. For None, it takes the
-    choice of its heuristics without trials.
+    choice of its heuristics without trials. Before, the GPU is kept busy if `has_gpu`: no other process uses it.
     """
 
     _busy_until: ClassVar[dict[int, float]] = {}  # when the last timing of a pick ended, by GPU
@@ -266,6 +331,7 @@ class CudnnPick:
         *,
         cold: bool,
         num_algorithms: int | None = 0,
+        has_gpu: bool = True,
     ) -> None:
         torch = torch_with_cudnn()
         self._num_algorithms = num_algorithms
@@ -279,9 +345,9 @@ class CudnnPick:
         self.description = ", ".join([*_format_versions(torch), algorithm, tf32, *call.notes])
         with self._on_stream():
             self._copies = [call.prepare(*(_make_own_copy(x, gpu) for x in inputs)) for _ in range(self._sets.num_sets)]
-            if time.monotonic() - self.get_last_use(gpu) > MAX_IDLE_SECONDS:
+            if has_gpu and time.monotonic() - self.get_last_use(gpu) > MAX_IDLE_SECONDS:
                 warm_up_gpu(torch, gpu, self._stream.cuda_stream)
-            else:
+            elif has_gpu:
                 keep_gpu_busy(torch, gpu)
             for _ in range(3):  # the first call tries the algorithms, which is not allowed in a capture
                 call.compute(*self._copies[0])
@@ -297,7 +363,7 @@ class CudnnPick:
         if not self._call.is_verified:
             return None
         with self._on_stream():
-            output: NDArray[Any] = self._call.finish(self._call.compute(*self._copies[0])).float().cpu().numpy()
+            output: NDArray[Any] = self._call.finish(self._call.compute(*self._copies[0])).cpu().float().numpy()
             return output
 
     def move_tensors(self) -> None:
@@ -325,6 +391,12 @@ class CudnnPick:
         """Time launches by a timer of `start_timer` for about these seconds; likewise in one thread."""
         with self._on_stream():  # a graph is replayed on the current stream
             timer.take_turn(seconds, counts=counts)
+
+    def time_launch(self) -> float:
+        """Return the seconds of one launch, without a warm-up; likewise in one thread."""
+        with self._on_stream():
+            (seconds,) = time_between_events(self._stream.cuda_stream, lambda: self._call.compute(*self._copies[0]), 1)
+        return seconds
 
     def time_briefly(self) -> float:
         """Return the median seconds of a launch for `PICK_SECONDS`, without a warm-up; likewise in one thread."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping, Sequence
 from concurrent.futures import FIRST_COMPLETED, CancelledError, Future, ProcessPoolExecutor, wait
 from contextlib import closing
@@ -24,13 +25,14 @@ from tvmconv.devices import Device, sharing
 from tvmconv.errors import Error
 from tvmconv.kernel import Kernel
 from tvmconv.logs.log import Log
-from tvmconv.measure.results import merge_results
 from tvmconv.measure.runner import measure_executable
 from tvmconv.measure.serialization import decode_executable
 from tvmconv.verification import Problem, Verification
 from tvmconv.workloads import Workload
 
-NUM_FINALISTS, NUM_FINAL_ROUNDS = 3, 1  # fastest kernels that are timed again, and how often
+MAX_FINALISTS = 3  # fastest kernels that are timed again
+MAX_FINALIST_RATIO = 1.05  # trials longer than the fastest by this factor are not timed again
+BUILDER_NICENESS = 19  # of the processes that compile, so that they delay no lane that holds the GPU
 MAX_WAIT_SECONDS = 40.0  # time to wait for the kernels of a layer, after which those that are not built are left out
 
 
@@ -47,7 +49,7 @@ class AheadBuilder:
         self, entries: Sequence[Entry], archived: Mapping[str, Sequence[ArchivedKernel]], num_workers: int
     ) -> None:
         self._archived = archived
-        self._pool = ProcessPoolExecutor(num_workers, mp_context=get_context("spawn")) if entries else None
+        self._pool = _start_builders(num_workers) if entries else None
         self._futures: dict[str, list[Future[tuple[Entry, bytes | None]]]] = {}
         for entry in entries:
             assert self._pool
@@ -88,6 +90,11 @@ class AheadBuilder:
             self._pool.shutdown(wait=False, cancel_futures=True)
 
 
+def _start_builders(num_workers: int) -> ProcessPoolExecutor:
+    context = get_context("spawn")
+    return ProcessPoolExecutor(num_workers, mp_context=context, initializer=os.nice, initargs=(BUILDER_NICENESS,))
+
+
 class BuiltKernel(Kernel):
     """A kernel of an archive, without its TIR and its source."""
 
@@ -121,9 +128,7 @@ class BuiltKernel(Kernel):
     def verify(self, problem: Problem | None = None, *, full: bool = False) -> Verification:
         """Run the kernel and compare its output with a float64 reference; see `Kernel.verify`."""
         problem = problem or Problem(self.workload, mode="full" if full else "auto")
-        with sharing.hold_gpu():
-            output = self.loaded_kernel.run(problem.inputs)
-        return problem.check(output)
+        return problem.check(self.loaded_kernel.run(problem.inputs))
 
 
 def find_fastest(problem: Problem, kernels: Sequence[ArchivedKernel], device: Device, log: Log) -> BuiltKernel:
@@ -131,20 +136,16 @@ def find_fastest(problem: Problem, kernels: Sequence[ArchivedKernel], device: De
 
     All measurements are appended to the log. Error is raised if no kernel is right.
     """
-    workload = problem.workload
-    expected = problem.expected_output
-    with sharing.hold_gpu(), closing(device.create_benchmark(problem.inputs, expected)) as benchmark:
+    workload, tolerance = problem.workload, problem.workload.tolerance
+    with closing(device.create_benchmark(problem.inputs, problem.expected_output)) as benchmark, sharing.hold_gpu():
         records = measure_kernels(workload, kernels, device, benchmark, log)
-        finalists = select_fastest(records, kernels, NUM_FINALISTS)
+        finalists = select_fastest(records, kernels, MAX_FINALISTS, MAX_FINALIST_RATIO)
         if not finalists:
             raise Error(f"no kernel of {workload} is right: {len(kernels)} were measured")
         finals = []
         for entry, executable in finalists:
-            outcomes = [
-                measure_executable(device, benchmark, executable, None, workload.tolerance)
-                for _ in range(NUM_FINAL_ROUNDS)
-            ]
-            finals.append(make_record(workload, device, entry, merge_results(outcomes), is_final=True))
+            outcome = measure_executable(device, benchmark, executable, None, tolerance)
+            finals.append(make_record(workload, device, entry, outcome, is_final=True))
             log.append(finals[-1])
     ((entry, executable),) = select_fastest(finals, finalists, 1)
     return BuiltKernel(workload, device, entry, executable)

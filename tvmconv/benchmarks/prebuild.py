@@ -326,10 +326,14 @@ def measure_kernels(
     return records
 
 
-def select_fastest(records: Sequence[Record], kernels: Sequence[ArchivedKernel], count: int) -> list[ArchivedKernel]:
-    """Return the kernels of the fastest valid records, the fastest first."""
-    timed = [(record.cost, number) for number, record in enumerate(records) if record.ok]
-    return [kernels[number] for _, number in sorted(timed)[:count]]
+def select_fastest(
+    records: Sequence[Record], kernels: Sequence[ArchivedKernel], count: int, max_ratio: float = math.inf
+) -> list[ArchivedKernel]:
+    """Return the kernels of the `count` fastest valid records whose time is at most `max_ratio` times the shortest, the
+    fastest first.
+    """
+    timed = sorted((record.cost, number) for number, record in enumerate(records) if record.ok)
+    return [kernels[number] for cost, number in timed[:count] if cost <= max_ratio * timed[0][0]]
 
 
 def make_record(

@@ -4,7 +4,9 @@ Most of the time of a search is compilation, and most of the time of a compariso
 algorithm. With one process, the processors wait for the GPU during the latter, and the GPU waits during the former.
 Here each process, a lane, takes the next layer, searches it, or measures the kernels that were compiled for it, and
 compares it. `tvmconv.devices.sharing` gives the GPU to one lane at a time: for one trial of a search, for the kernels
-that were compiled, for the library's choice, and for the comparison. Inputs and references are computed meanwhile.
+that were compiled, for the library's choice, and for the comparison. Inputs and references are computed meanwhile. So
+are copies, the launch that verifies a compiled kernel once more, and those of cuDNN's first choices, which take most of
+their time to load and compile kernels. They can delay a few launches that another lane times, but not the median.
 """
 
 from __future__ import annotations

@@ -281,8 +281,7 @@ class _Benchmark:
             **own_options,
         )
         try:
-            with sharing.hold_gpu():
-                library_run = run_library(seconds=0.0)  # it is timed later, in turn with the others
+            library_run = run_library(seconds=0.0)  # it is timed later, in turn with the others
         except UnsupportedDeviceError:
             raise
         except Error as error:

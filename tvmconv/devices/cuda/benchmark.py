@@ -41,6 +41,7 @@ from tvmconv.devices.cuda.loaded_kernel import (
     BoundKernel,
     CudaLoadedKernel,
     DeviceArrays,
+    copy_on_device,
     copy_to_device,
     fill_nan,
     translate_errors,
@@ -236,8 +237,8 @@ class CudaBenchmark(Benchmark):
 
     def _copy_inputs(self, pointers: Sequence[int]) -> None:
         """Copy the inputs to other arrays on the GPU, whose last one is an output."""
-        for pointer, array in zip(pointers[:-1], self._inputs, strict=True):
-            copy_to_device(pointer, array)
+        for pointer, source, array in zip(pointers[:-1], self._pointers, self._inputs, strict=True):
+            copy_on_device(pointer, source, array.nbytes)
 
     def _get_output(self, kernel: CudaLoadedKernel) -> tuple[int, CudaFunction]:
         """Return the address of a kernel's output, which kernels of one output dtype share, and its comparison."""

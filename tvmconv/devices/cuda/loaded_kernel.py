@@ -73,7 +73,7 @@ class CudaLoadedKernel(LoadedKernel):
         sets = BufferSets.choose_count(self.executable.nbytes, self.device.l2_bytes or 0, cold=cold)
         with self.translate_errors(), ExitStack() as stack:
             arrays, stream = stack.enter_context(DeviceArrays()), stack.enter_context(create_stream(self.device.index))
-            copies = [arrays.upload_all(inputs, self.executable.output) for _ in range(sets.num_sets)]
+            copies = arrays.upload_sets(inputs, self.executable.output, sets.num_sets)
             bound = [stack.enter_context(self.bind(pointers, stream)) for pointers in copies]
 
             def launch(i: int) -> None:
@@ -92,7 +92,7 @@ class CudaLoadedKernel(LoadedKernel):
         sets = BufferSets.choose_count(self.executable.nbytes, self.device.l2_bytes or 0, cold=cold)
         with self.translate_errors(), ExitStack() as stack:
             arrays, stream = stack.enter_context(DeviceArrays()), stack.enter_context(create_stream(self.device.index))
-            copies = [arrays.upload_all(inputs, self.executable.output) for _ in range(sets.num_sets)]
+            copies = arrays.upload_sets(inputs, self.executable.output, sets.num_sets)
             bound = [stack.enter_context(self.bind(pointers, stream)) for pointers in copies]
             # A faulty launch fails here instead of in a capture, where errors are less specific.
             time_between_events(stream, bound[0].launch, 1)
@@ -209,6 +209,25 @@ class DeviceArrays(ExitStack):
         check_cuda(cuda.runtime.cudaStreamSynchronize(0))
         return pointers
 
+    def upload_sets(self, inputs: Sequence[NDArray[Any]], output: ArrayType, num_sets: int) -> list[list[int]]:
+        """Do the same for several sets of arrays, of which only the first is copied from the host."""
+        first = self.upload_all(inputs, output)
+        others = [
+            [
+                *(self._copy(pointer, array.nbytes) for pointer, array in zip(first, inputs, strict=False)),
+                self.allocate_nan_filled(output, stream=0),
+            ]
+            for _ in range(num_sets - 1)
+        ]
+        check_cuda(cuda.runtime.cudaStreamSynchronize(0))
+        return [first, *others]
+
+    def _copy(self, source: int, nbytes: int) -> int:
+        """Allocate memory, copy other memory of the GPU to it, and return its address."""
+        pointer = self.allocate(nbytes)
+        copy_on_device(pointer, source, nbytes)
+        return pointer
+
     def download(self, pointer: int, array: NDArray[Any]) -> None:
         """Copy device memory to `array` after all work of the default stream."""
         kind = cuda.runtime.cudaMemcpyKind.cudaMemcpyDeviceToHost
@@ -220,6 +239,13 @@ def copy_to_device(pointer: int, array: NDArray[Any]) -> None:
     dense, kind = np.ascontiguousarray(array), cuda.runtime.cudaMemcpyKind.cudaMemcpyHostToDevice
     check_cuda(cuda.runtime.cudaMemcpy(pointer, dense.ctypes.data, dense.nbytes, kind))
     check_cuda(cuda.runtime.cudaStreamSynchronize(0))  # cudaMemcpy from pageable memory may return early
+
+
+def copy_on_device(pointer: int, source: int, nbytes: int) -> None:
+    """Copy device memory to other device memory and wait for the end of the copy."""
+    kind = cuda.runtime.cudaMemcpyKind.cudaMemcpyDeviceToDevice
+    check_cuda(cuda.runtime.cudaMemcpy(pointer, source, nbytes, kind))
+    check_cuda(cuda.runtime.cudaStreamSynchronize(0))  # which other streams do not wait for
 
 
 def fill_nan(pointer: int, nbytes: int, stream: int) -> None:
