@@ -21,12 +21,13 @@ from ..promotion import (
     KNOB,
     ORDER_KNOB,
     PROMOTION_BUFFERS,
-    PROMOTION_INTERVALS,
     PROMOTION_ORDERS,
     SIMULTANEOUS,
     has_eight_bits,
     has_float8_sums,
     limit_accumulation_error,
+    list_intervals,
+    needs_promotion,
     prune_short_alternation,
 )
 from .candidates import list_best
@@ -85,7 +86,7 @@ MAX_LATENCY_RATIO = 2.5  # maximum estimated latency of a searched config, relat
 # Kernel schedules of the configs with which a search starts, in this order; each entry takes another tile. Of 22 layers
 # that were timed, one of the two best estimates in ping-pong was within 2.1 % of its fastest kernel on all but one.
 STARTING_KERNEL_SCHEDULES = (PINGPONG, COOPERATIVE, PINGPONG, COOPERATIVE, COOPERATIVE_SETMAXNREG)
-# The same for 8-bit floats: in ping-pong, tensor cores wait for each promotion.
+# The same for sums that are promoted: in ping-pong, tensor cores wait for each promotion.
 STARTING_FLOAT8_SCHEDULES = (COOPERATIVE_SETMAXNREG, COOPERATIVE, COOPERATIVE_SETMAXNREG, COOPERATIVE, PINGPONG)
 STARTING_TILES = 4  # configs with which the search of a gradient starts that has no kernel schedules
 
@@ -166,7 +167,8 @@ def declare_knobs(
         values["raster_order"] = k.choice("raster_order", RASTER_ORDERS, default.raster_order)
         values["decomposition"] = k.choice("decomposition", DECOMPOSITIONS, default.decomposition)
     if has_float8_sums(w):
-        values[KNOB] = k.choice(KNOB, PROMOTION_INTERVALS, PROMOTION_INTERVALS[0])
+        intervals = list_intervals(w)
+        values[KNOB] = k.choice(KNOB, intervals, intervals[0])
         values[BUFFERS_KNOB] = k.choice(BUFFERS_KNOB, PROMOTION_BUFFERS, default.promotion_buffers, missing=1)
         values[ORDER_KNOB] = k.choice(ORDER_KNOB, PROMOTION_ORDERS, default.promotion_order, missing=SIMULTANEOUS)
     tiles = HopperTileConfig(**values, taps_per_copy=taps_per_copy, **describe_lines(w))
@@ -255,7 +257,7 @@ def list_starting_configs(
         ranked = list_tiles(STARTING_TILES) if default or has_eight_bits(w) else []
         return [_knob_values(config, options) for config, _ in ranked]
     options["wgmma_m_tiles"] = REALLOCATED_WGMMA_M_TILES_CHOICES
-    schedules = STARTING_FLOAT8_SCHEDULES if has_float8_sums(w) else STARTING_KERNEL_SCHEDULES
+    schedules = STARTING_FLOAT8_SCHEDULES if needs_promotion(w) else STARTING_KERNEL_SCHEDULES
     best_tiles = {name: iter(list_tiles(schedules.count(name), kernel_schedule=name)) for name in KERNEL_SCHEDULES}
     ranked = [entry for name in schedules if (entry := next(best_tiles[name], None))]
     divided = [
@@ -290,7 +292,7 @@ def pruning_constraints(w: Conv, estimate: Estimate = estimate_latency_us, best_
     gemm = ImplicitGemmShape.from_workload(w)
     best_latency_us = min_latency_us(w) if best_us is None else best_us
     return [
-        *(limit_accumulation_error(lambda t: t.promoted_products(1)) if has_float8_sums(w) else ()),
+        *limit_accumulation_error(w, lambda t: t.promoted_products(1)),
         *([prune_short_alternation(lambda t: gemm.k)] if has_float8_sums(w) else []),
         (
             "tiles are less than twice as large as the product",

@@ -19,11 +19,12 @@ from ..promotion import (
     MIN_ALTERNATING_PRODUCTS,
     ORDER_KNOB,
     PROMOTION_BUFFERS,
-    PROMOTION_INTERVALS,
     PROMOTION_ORDERS,
     SIMULTANEOUS,
     has_float8_sums,
     limit_accumulation_error,
+    list_intervals,
+    needs_promotion,
 )
 from .candidates import select_best
 from .constraints import isa_constraints, require_whole_slices, resource_constraints
@@ -54,7 +55,8 @@ def list_promotion_options(w: Conv) -> dict[str, tuple[int | str, ...]]:
         return {}
     is_long = ImplicitGemmShape.from_workload(w).k >= MIN_ALTERNATING_PRODUCTS
     orders = PROMOTION_ORDERS if is_long else (SIMULTANEOUS,)
-    return {KNOB: PROMOTION_INTERVALS[:1], BUFFERS_KNOB: PROMOTION_BUFFERS, ORDER_KNOB: orders}
+    buffers = PROMOTION_BUFFERS if needs_promotion(w) else PROMOTION_BUFFERS[:1]
+    return {KNOB: list_intervals(w)[:1], BUFFERS_KNOB: buffers, ORDER_KNOB: orders}
 
 
 def estimate_latency_us(
@@ -194,8 +196,7 @@ def _select_best(w: Conv, kernel_schedule: str, b_is_mn_major: bool) -> tuple[Ho
     """Return the legal config with the best estimate, if there is one, and the estimate in microseconds."""
     options = KNOB_OPTIONS | {"taps_per_copy": list_taps_per_copy_of_whole_lines(w)} | list_promotion_options(w)
     rules = [*isa_constraints(w), *resource_constraints(w)]
-    if has_float8_sums(w):
-        rules += limit_accumulation_error(lambda t: t.promoted_products(1))
+    rules += limit_accumulation_error(w, lambda t: t.promoted_products(1))
     if b_is_mn_major:
         rules.append(require_whole_slices(w.storage))
     if kernel_schedule == PINGPONG:
