@@ -80,7 +80,7 @@ from .tma_requirements import (
 
 NEAR_RATIO = 1.05  # of estimates of narrower tiles in the last wave, with which a search starts
 MIN_EVICTED_BYTES = H200.architecture.l2_bytes // 2  # minimum size of an output that may leave L2 before the operands
-NUM_RESIDENT_CONFIGS = 2  # configs with which a search starts whose CTAs keep filters
+NUM_RESIDENT_CONFIGS = 4  # configs with which a search starts whose CTAs keep filters
 NUM_EVICTING_CONFIGS = 2  # configs with which a search starts whose output leaves L2 first
 Estimate = Callable[[HopperTileConfig, Conv], Any]  # returns the latency of configs in microseconds
 
@@ -300,7 +300,7 @@ def list_starting_configs(
     resident = [
         entry
         for name in (KERNEL_SCHEDULES if keeps_filters else ())
-        for entry in list_tiles(1, kernel_schedule=name, filters=RESIDENT)
+        for entry in list_tiles(2, kernel_schedule=name, filters=RESIDENT)
     ]
     if can_pad_lines(w) and w.kernel[-1] > 1:
         # Whole swizzles of channels were fastest for three layers of 64 channels on an H200, unlike their estimates.
@@ -336,9 +336,7 @@ def pruning_constraints(w: Conv, estimate: Estimate = estimate_latency_us, best_
         ),
         (
             "there are at most as many stages as k-tiles, unless filters are resident",
-            lambda t: (
-                (t.stages <= t.k_tiles_per_cta(gemm) + 1) | (t.stages == STAGES_CHOICES[0]) | t.keeps_filters
-            ),
+            lambda t: (t.stages <= t.k_tiles_per_cta(gemm) + 1) | (t.stages == STAGES_CHOICES[0]) | t.keeps_filters,
         ),
         (
             "a reduction is split only if tiles are few",
