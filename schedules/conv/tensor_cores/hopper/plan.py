@@ -27,13 +27,13 @@ from ..gemm.filter_rows_epilogue import FilterRowsEpilogueTile
 from ..gemm.pipelines import BARRIER_BYTES, AsyncPipeline, TmaPipeline
 from ..gemm.plane_gather import NUM_GATHER_THREADS, NUM_GATHER_WARPS
 from ..gemm.problem import ConvProblem, Operand, make_fprop
+from ..gemm.resident_filters import ResidentFilters
 from ..gemm.smem_layout import MAX_SWIZZLE_BYTES, SWIZZLE_ALIGNMENT_BYTES, SmemLayout
 from ..gemm.tap_columns import TapColumnReduction
 from ..gemm.tile_reduction import TileReduction
 from ..gemm.tile_scheduler import SINGLE_CTA, Cluster, KRange, ResidueKRange, SlicedKRange, TileScheduler
 from ..gemm.tma_loaders import INTERLEAVED_FILTERS, ChannelsFirstPixels, FilterMatrix, InterleavedFilters
 from ..gemm.warp_roles import WarpRoles
-from ..gemm.resident_filters import ResidentFilters
 from ..gemm.wgmma_mainloop import MnMajorTile, OperandTile, WgmmaMainloop
 from ..implicit_gemm_shape import ACCUMULATOR_BYTES, VECTOR_BYTES, ImplicitGemmShape
 from .tile_config import FIRST, REALLOCATED_REGISTERS, HopperTileConfig
