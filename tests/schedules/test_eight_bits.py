@@ -130,7 +130,8 @@ def test_hopper_promotes_several_times_in_a_long_k_tile(config):
     ],
 )
 def test_two_sets_of_accumulators_are_promoted_in_turn(text, config):
-    check(text, "hopper", {**SMALL, "block_n": 32, "block_k_bytes": 128, "promotion_buffers": 2, **config})
+    two_sets = {"block_n": 32, "block_k_bytes": 128, "promotion_interval": 192, "promotion_buffers": 2}
+    check(text, "hopper", {**SMALL, **two_sets, **config})
 
 
 @needs_nvrtc
@@ -160,8 +161,8 @@ def test_wgmmas_of_one_set_run_while_the_other_is_promoted():
     ],
 )
 def test_warpgroups_of_a_tile_promote_in_turn(text, config):
-    stages = {"block_n": 32, "block_k_bytes": 128, "warpgroups": 2, "stages": 5, "promotion_order": "alternating"}
-    check(text, "hopper", {**SMALL, **stages, **config})
+    stages = {"block_n": 32, "block_k_bytes": 128, "warpgroups": 2, "stages": 5}
+    check(text, "hopper", {**SMALL, **stages, "promotion_interval": 192, "promotion_order": "alternating", **config})
 
 
 @needs_nvrtc
@@ -226,6 +227,31 @@ def test_searches_and_defaults_promote_within_the_bound():
             point = space.point_from_config({**space.default, "promotion_interval": interval})
             assert space.is_legal(point[None])[0] == is_searched
             assert schedule.apply(w, {"promotion_interval": interval})[1].config["promotion_interval"] == interval
+
+
+@pytest.mark.sample(2)
+@pytest.mark.parametrize(
+    ("text", "schedule", "is_promoted"),
+    [
+        ("conv1d:1x192x64,32x192x1,s1,p0,e4m3,nhwc,out-f32", "hopper", False),
+        ("conv1d:1x64x64,32x64x3,s1,p0,e5m2,nhwc,out-f32", "mma_sync_fp8", False),
+        ("conv2d:2x64x8x8,32x64x2x1,s1,p0,e4m3,nhwc,out-f32", "window_hopper", False),
+        ("conv1d:1x224x64,32x224x1,s1,p0,e4m3,nhwc,out-f32", "hopper", True),
+        # Nine taps of 16 channels are 144 products, of as many instructions as 288.
+        ("conv2d:2x16x8x8,32x16x3x3,s1,p0,e4m3,nhwc,out-f32", "hopper", True),
+    ],
+)
+def test_sums_that_are_short_enough_are_not_promoted(text, schedule, is_promoted):
+    w, few_registers = tc.parse(text), {"block_n": 32} if schedule == "hopper" else {}
+    x, k = (np.abs(array.astype(np.float32)).astype(array.dtype) for array in w.inputs(0))
+    expected, definition = w.reference(x, k), find_schedule(w, schedule)
+    with few_multiprocessors():
+        kernel = tc.build(w, schedule, arch="sm_90", config={**SMALL, **few_registers} if few_registers else None)
+        intervals = {config["promotion_interval"] for config in definition.list_starting_configs(w)}
+    assert kernel.config["promotion_interval"] == (192 if is_promoted else 0)
+    assert intervals <= {kernel.config["promotion_interval"]}
+    found = run(kernel.lowered_module, [x, k]).astype(np.float64)
+    assert np.linalg.norm(found - expected) <= MAX_ACCUMULATION_ERROR * np.linalg.norm(expected)
 
 
 def test_searches_of_small_layers_start_with_several_estimates():

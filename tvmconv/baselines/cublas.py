@@ -1,7 +1,8 @@
 """Baseline `cublas`: matrix products of 8-bit operands by cuBLAS, for filters of one tap.
 
 PyTorch passes `torch._scaled_mm` (8-bit floats) and `torch._int_mm` (integers) to cuBLAS. Sums of 8-bit floats are
-computed both with and without promotion to float32 (`use_fast_accum`), and the faster one counts.
+computed both with and without promotion to float32 (`use_fast_accum`), and the faster one counts. They are stored in 8
+bits if the workload's results are 8-bit floats, and in bfloat16 otherwise; integers are stored as int32.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from tvmconv.devices.device import Device
 from tvmconv.errors import DeviceError
 from tvmconv.workloads import Workload
 from tvmconv.workloads.conv import Conv
-from tvmconv.workloads.dtypes import DTYPES, INT8
+from tvmconv.workloads.dtypes import BFLOAT16, DTYPES, FLOAT8_DTYPES, INT8
 from tvmconv.workloads.layout import CHANNELS_LAST
 
 
@@ -78,6 +79,8 @@ def _make_call(w: Conv, function: str, options: dict[str, bool]) -> TorchConvCal
 
     multiply = getattr(torch, function)
     if options:
-        multiply = functools.partial(multiply, out_dtype=torch.bfloat16, **options)
+        stored = w.argument_dtypes[-1]
+        out_dtype = getattr(torch, stored if stored in FLOAT8_DTYPES else BFLOAT16.name)
+        multiply = functools.partial(multiply, out_dtype=out_dtype, **options)
     notes = tuple(f"{name}={value}" for name, value in options.items())
     return TorchConvCall(multiply, prepare, (f"torch.{function}", *notes, "without the epilogue"), is_verified=False)

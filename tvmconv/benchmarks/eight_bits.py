@@ -7,7 +7,8 @@
 Arguments are convolutions, or files with one per line; their dtype, layout and epilogue are replaced. Each is searched
 in float16 and in each 8-bit dtype for the same time, all channels last and with results in float16; 8-bit kernels also
 scale each output channel. With --quantized-results, they store results of 8 bits, as in a network whose next layer has
-operands of 8 bits; those of float16 kernels and of libraries stay as they are. The log is DIR/eight-bits.jsonl, so that
+operands of 8 bits, and so does cuBLAS's product of 8-bit floats; float16 kernels, cuDNN's and those of PyTorch's
+`_int_mm` stay as they are. The log is DIR/eight-bits.jsonl, so that
 the same command continues. The fastest kernels, cuDNN's fastest algorithms in float16 and, for filters of one tap,
 cuBLAS's 8-bit products are then timed in turn. After each layer, its line is printed, and DIR/eight-bits.md and
 eight-bits.json have all layers so far.
@@ -343,7 +344,8 @@ def measure_layer(
     except Error as error:
         times.failures.append(f"{CUDNN}: {error}")
     for text in names:
-        if clock := pick_product(make_variant(half, text), device, cold, stack, inputs[text]):
+        variant = make_variant(half, text, quantized=times.quantized)
+        if clock := pick_product(variant, device, cold, stack, inputs[text]):
             clocks[f"cuBLAS {text}", ""] = clock
     on_progress("timing")
     for text, pairs in candidates.items():

@@ -24,6 +24,7 @@ from .atoms import ThreadPosition, WgmmaAtom, wgmma_commit_group, wgmma_fence, w
 from .frame_loaders import FrameImages
 from .pipelines import OrderedSequenceBarrier, PipelineState, TmaPipeline
 from .problem import Operand
+from .resident_filters import ResidentFilters
 from .smem_layout import MatrixDescriptor, SmemLayout
 from .tap_columns import PlaneWindows
 from .tile_scheduler import KRange, ResidueKRange, SlicedKRange, WorkTile
@@ -150,6 +151,7 @@ class WgmmaMainloop:
     # CTAs that do not know their number of K tiles promote at the same time.
     promotion_steps: int = 0
     num_warpgroups: int = 1  # warpgroups that share a work tile
+    resident_filters: ResidentFilters | None = None  # operand B, if a CTA loads it once; None if stages have it
 
     @property
     def num_accumulators(self) -> int:
@@ -168,7 +170,7 @@ class WgmmaMainloop:
         """Load the K tiles of a work tile, each as soon as its stage is empty; run by one thread."""
         cluster, (a_map, b_map, *cache_maps) = pipeline.cluster, tensor_maps
         a_positions = self.a.locate(tile.m, tile.group, cluster.rank_n)
-        b_positions = self.b.locate(tile.n, tile.group, cluster.rank_m)
+        b_positions = [] if self.resident_filters else self.b.locate(tile.n, tile.group, cluster.rank_m)
         a_mask, b_mask = cluster.a_multicast_mask(), cluster.b_multicast_mask()
         k.seek(k_range.first, tile.residue)
         with serial_loop(k_range.count, "k_tile"):
@@ -179,6 +181,17 @@ class WgmmaMainloop:
             self.b.load(stage, b_copy, b_positions, tile.group, cluster.rank_m, k)
             k.advance()
             state.advance()
+
+    def load_resident_filters(self, tile: WorkTile, filter_map: Expr, k: TapIterator) -> None:
+        """Load the filters of all work tiles of a CTA, which have the same channels; run by one thread."""
+        filters = self.resident_filters
+        assert filters
+        filters.producer_expect()
+        copy, positions = TmaCopy(filter_map, filters.barrier), self.b.locate(tile.n, tile.group, 0)
+        k.seek(0)
+        with serial_loop(filters.num_tiles, "filter_tile") as k_tile:
+            self.b.load(filters.tile_address(k_tile), copy, positions, tile.group, 0, k)
+            k.advance()
 
     def consume(
         self,
@@ -207,6 +220,8 @@ class WgmmaMainloop:
             order: Turns of warpgroups that compute work tiles of their own; None if all warpgroups share one.
         """
         with if_(k_range.count > 0 if k_range.may_be_empty else True):
+            if self.resident_filters:
+                self.resident_filters.rewind()
             if order:
                 order.wait()
             stages = pipeline, state, thread
@@ -415,13 +430,14 @@ class WgmmaMainloop:
         return range(0, self.taps_per_copy * self.block_k, self.atom.k)
 
     def set_stage(self, descriptors: tuple[MatrixDescriptor, MatrixDescriptor], stage: Expr, warpgroup: Expr) -> None:
-        """Have the descriptors point to this warpgroup's rows of A, and to B, in a stage."""
+        """Have the descriptors point to this warpgroup's rows of A, and to B, in a stage; once for each K tile."""
         a_descriptor, b_descriptor = descriptors
         rows_per_warpgroup = self.m_atoms * self.rows_per_atom
         a_descriptor.set_address(
             stage + to_uint32(warpgroup * self.a.layout.operand_offset(rows_per_warpgroup, 0, self.atom.itemsize))
         )
-        b_descriptor.set_address(stage + to_uint32(self.b.offset))
+        filters = self.resident_filters
+        b_descriptor.set_address(filters.advance() if filters else stage + to_uint32(self.b.offset))
 
     def issue(
         self,

@@ -20,6 +20,7 @@ from .tile_config import (
     MAX_SWIZZLE_BYTES,
     MIN_SLICED_STAGES,
     OVERHEAD_REGISTERS,
+    RASTER_ORDERS,
     REALLOCATED_REGISTERS,
     SWIZZLE_ROWS,
     WGMMA_M_TILES_CHOICES,
@@ -111,6 +112,21 @@ def isa_constraints(w: Conv) -> list[Rule]:
         (
             "the channels of a group fill whole k-tiles",
             lambda t: (gemm.groups == 1) | (gemm.channels_per_group % t.block_k(gemm.itemsize) == 0),
+        ),
+        (
+            "a CTA keeps filters if all of its tiles have the same channels, and TMA loads and stores them",
+            lambda t: (
+                np.logical_not(t.keeps_filters)
+                | (
+                    (gemm.num_products == 1)
+                    & (t.cluster_size == 1)
+                    & np.equal(t.k_slices, 1)
+                    & np.equal(t.raster_order, RASTER_ORDERS[0])
+                    & ~t.divides_last_wave
+                    & ~t.uses_smem_reduction(w)
+                    & (t.num_tiles_n(gemm) <= t.max_active_ctas)
+                )
+            ),
         ),
         ("a split reduction shares no operands", lambda t: (t.split_k == 1) | (t.multicast_size == 1)),
         (

@@ -80,6 +80,7 @@ def emit_kernel(
     ) as cta:
         narrow = make_narrow_wave(plan, narrow_plan) if narrow_plan else None
         state = allocate_state(plan, cta, last_wave, narrow)
+        plan = plan.keep_filters(state.smem)
         emit_prologue(plan, state, maps)
         plan = replace(plan, ops=plan.ops.bind_tensor_args(arguments, uses_registers=True))
         accumulators = plan.allocate_accumulators()
@@ -201,7 +202,8 @@ def allocate_state(
     epilogue_stage = PipelineState("epilogue", plan.epilogue_tile.stages)
     order = None
     if config.is_pingpong:
-        first_barrier = int(config.num_barriers(w)) - OrderedSequenceBarrier.num_warpgroups
+        num_later_barriers = OrderedSequenceBarrier.num_warpgroups + int(config.keeps_filters)
+        first_barrier = int(config.num_barriers(w)) - num_later_barriers
         order = OrderedSequenceBarrier(pipeline.barriers + to_uint32(first_barrier * BARRIER_BYTES), cta.thread)
     divided = last_wave or narrow
     tiles = divided.whole_waves if divided else plan.tiles(cta.cluster)
@@ -219,6 +221,8 @@ def emit_prologue(plan: KernelPlan, state: CtaState, maps: TensorMaps) -> None:
             state.epilogue_pipeline.init_barriers()
         if state.order:
             state.order.init_barriers()
+        if plan.mainloop.resident_filters:
+            plan.mainloop.resident_filters.init_barrier()
         fence_barrier_init()
     if state.cta.cluster.size > 1:
         sync_cluster_relaxed()
@@ -331,6 +335,8 @@ def emit_consumer(plan: KernelPlan, state: CtaState, accumulators: Accumulators,
     def multiply(k_range: KRange | ResidueKRange | SlicedKRange) -> None:
         mainloop.consume(accumulators, descriptors, k_range, state.pipeline, state.stage, thread, warpgroup, order)
 
+    if mainloop.resident_filters:
+        mainloop.resident_filters.consumer_wait()
     if order:
         with if_(thread.warpgroup > 0):
             state.stage.skip(plan.k_range(cta.split, state.tiles.tile_at(cta.index).residue).count)
@@ -362,6 +368,9 @@ def emit_consumer(plan: KernelPlan, state: CtaState, accumulators: Accumulators,
 def emit_operand_loader(plan: KernelPlan, state: CtaState, operand_maps: Sequence[Expr]) -> None:
     """Load the operands of all work tiles; run by one thread."""
     mainloop, cta, k = plan.mainloop, state.cta, make_tap_iterator(plan)
+    if mainloop.resident_filters:
+        _, filter_map = operand_maps
+        mainloop.load_resident_filters(state.tiles.tile_at(cta.index), filter_map, k)
     with state.tiles.work_tiles(cta.index) as tile:
         mainloop.produce(tile, plan.k_range(cta.split, tile.residue), operand_maps, state.pipeline, state.stage, k)
     if state.last_wave:

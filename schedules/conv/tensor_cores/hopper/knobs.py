@@ -21,12 +21,13 @@ from ..promotion import (
     KNOB,
     ORDER_KNOB,
     PROMOTION_BUFFERS,
-    PROMOTION_INTERVALS,
     PROMOTION_ORDERS,
     SIMULTANEOUS,
     has_eight_bits,
     has_float8_sums,
     limit_accumulation_error,
+    list_intervals,
+    needs_promotion,
     prune_short_alternation,
 )
 from .candidates import list_best
@@ -47,6 +48,7 @@ from .tile_config import (
     COOPERATIVE,
     COOPERATIVE_SETMAXNREG,
     DECOMPOSITIONS,
+    FILTER_COPIES,
     FIRST,
     KERNEL_SCHEDULES,
     KNOB_OPTIONS,
@@ -59,8 +61,10 @@ from .tile_config import (
     PINGPONG,
     RASTER_ORDERS,
     REALLOCATED_WGMMA_M_TILES_CHOICES,
+    RESIDENT,
     SPLIT_LAST_WAVE,
     STAGES_CHOICES,
+    STREAMED,
     HopperTileConfig,
 )
 from .tma_requirements import (
@@ -76,6 +80,7 @@ from .tma_requirements import (
 
 NEAR_RATIO = 1.05  # of estimates of narrower tiles in the last wave, with which a search starts
 MIN_EVICTED_BYTES = H200.architecture.l2_bytes // 2  # minimum size of an output that may leave L2 before the operands
+NUM_RESIDENT_CONFIGS = 4  # configs with which a search starts whose CTAs keep filters
 NUM_EVICTING_CONFIGS = 2  # configs with which a search starts whose output leaves L2 first
 Estimate = Callable[[HopperTileConfig, Conv], Any]  # returns the latency of configs in microseconds
 
@@ -85,7 +90,7 @@ MAX_LATENCY_RATIO = 2.5  # maximum estimated latency of a searched config, relat
 # Kernel schedules of the configs with which a search starts, in this order; each entry takes another tile. Of 22 layers
 # that were timed, one of the two best estimates in ping-pong was within 2.1 % of its fastest kernel on all but one.
 STARTING_KERNEL_SCHEDULES = (PINGPONG, COOPERATIVE, PINGPONG, COOPERATIVE, COOPERATIVE_SETMAXNREG)
-# The same for 8-bit floats: in ping-pong, tensor cores wait for each promotion.
+# The same for sums that are promoted: in ping-pong, tensor cores wait for each promotion.
 STARTING_FLOAT8_SCHEDULES = (COOPERATIVE_SETMAXNREG, COOPERATIVE, COOPERATIVE_SETMAXNREG, COOPERATIVE, PINGPONG)
 STARTING_TILES = 4  # configs with which the search of a gradient starts that has no kernel schedules
 
@@ -128,6 +133,7 @@ def declare_knobs(
     estimate: Estimate = estimate_latency_us,
     *,
     b_is_mn_major: bool = False,
+    keeps_filters: bool = False,
 ) -> HopperTileConfig:
     """Declare the knobs, with defaults that suit the workload unless given, and return their values.
 
@@ -144,6 +150,10 @@ def declare_knobs(
     | decomposition | "data_parallel" | a CTA computes whole tiles |
     | | "split_last_wave" | several CTAs divide each tile of the last wave, and a second kernel adds the parts |
     | | "narrow_last_wave" | several CTAs divide the channels of each tile of the last wave |
+    | filters | "streamed" | a CTA loads filters and pixels of each work tile |
+    | | "resident" | it loads the filters once, and all of its work tiles have their channels |
+
+    `keeps_filters` says whether the last of them is one.
 
     8-bit floats have the knob `promotion_interval`: the number of products after which sums are promoted to float32. A
     search has only the longest one whose error is bounded; longer ones, and 0 for none, are for users who set them.
@@ -165,8 +175,11 @@ def declare_knobs(
     if has_kernel_schedules:
         values["raster_order"] = k.choice("raster_order", RASTER_ORDERS, default.raster_order)
         values["decomposition"] = k.choice("decomposition", DECOMPOSITIONS, default.decomposition)
+        if keeps_filters:
+            values["filters"] = k.choice("filters", FILTER_COPIES, default.filters, missing=STREAMED)
     if has_float8_sums(w):
-        values[KNOB] = k.choice(KNOB, PROMOTION_INTERVALS, PROMOTION_INTERVALS[0])
+        intervals = list_intervals(w)
+        values[KNOB] = k.choice(KNOB, intervals, intervals[0])
         values[BUFFERS_KNOB] = k.choice(BUFFERS_KNOB, PROMOTION_BUFFERS, default.promotion_buffers, missing=1)
         values[ORDER_KNOB] = k.choice(ORDER_KNOB, PROMOTION_ORDERS, default.promotion_order, missing=SIMULTANEOUS)
     tiles = HopperTileConfig(**values, taps_per_copy=taps_per_copy, **describe_lines(w))
@@ -218,6 +231,17 @@ def add_output_configs(w: Conv, configs: Sequence[dict[str, Any]]) -> list[dict[
     return [*configs, *({**config, "output_eviction": FIRST} for config in evicting)]
 
 
+def can_keep_filters(w: Conv, viewed_workload: Conv) -> bool:
+    """Return whether some CTAs may keep filters: the product is one, and all arrays are channels last.
+
+    Args:
+        w: The convolution.
+        viewed_workload: The convolution, as TMA views it.
+    """
+    num_products = ImplicitGemmShape.from_workload(viewed_workload).num_products
+    return w.layout == CHANNELS_LAST and num_products == 1 and can_store_by_tma(viewed_workload)
+
+
 def can_compute_several_tiles(w: Conv) -> bool:
     """Return whether outputs are so many that a CTA may compute several tiles of useful size."""
     gemm = ImplicitGemmShape.from_workload(w)
@@ -229,6 +253,8 @@ def list_starting_configs(
     default: HopperTileConfig | None = None,
     estimate: Estimate = estimate_latency_us,
     rules: Sequence[Rule] = (),
+    *,
+    keeps_filters: bool = False,
 ) -> list[dict[str, Any]]:
     """Return the configs with which a search starts: the best estimates of several tiles for each kernel schedule.
 
@@ -241,6 +267,7 @@ def list_starting_configs(
         default: Config with the best estimate of a gradient, whose operand B is MN-major; None for a convolution.
         estimate: Function that returns the latencies of configs in microseconds.
         rules: Rules of a gradient besides those of a convolution.
+        keeps_filters: Whether a CTA may keep filters.
     """
     rules = [*isa_constraints(w), *resource_constraints(w), *rules]
     rules += pruning_constraints(w, estimate, float(estimate(default, w)) if default else None)
@@ -255,7 +282,7 @@ def list_starting_configs(
         ranked = list_tiles(STARTING_TILES) if default or has_eight_bits(w) else []
         return [_knob_values(config, options) for config, _ in ranked]
     options["wgmma_m_tiles"] = REALLOCATED_WGMMA_M_TILES_CHOICES
-    schedules = STARTING_FLOAT8_SCHEDULES if has_float8_sums(w) else STARTING_KERNEL_SCHEDULES
+    schedules = STARTING_FLOAT8_SCHEDULES if needs_promotion(w) else STARTING_KERNEL_SCHEDULES
     best_tiles = {name: iter(list_tiles(schedules.count(name), kernel_schedule=name)) for name in KERNEL_SCHEDULES}
     ranked = [entry for name in schedules if (entry := next(best_tiles[name], None))]
     divided = [
@@ -270,6 +297,11 @@ def list_starting_configs(
     best_split = min(divided[0], key=lambda entry: entry[1], default=None)
     ranked += [best_split] if best_split and best_split[1] < best_us else []
     ranked += [entry for entry in divided[1] if entry[1] < NEAR_RATIO * best_us]
+    resident = [
+        entry
+        for name in (KERNEL_SCHEDULES if keeps_filters else ())
+        for entry in list_tiles(2, kernel_schedule=name, filters=RESIDENT)
+    ]
     if can_pad_lines(w) and w.kernel[-1] > 1:
         # Whole swizzles of channels were fastest for three layers of 64 channels on an H200, unlike their estimates.
         gemm = ImplicitGemmShape.from_workload(w)
@@ -277,7 +309,9 @@ def list_starting_configs(
         options |= {"taps_per_copy": (w.kernel[-1],)}
         options |= {"block_k_bytes": (MAX_SWIZZLE_BYTES,)} if channel_bytes % MAX_SWIZZLE_BYTES == 0 else {}
         ranked += [entry for name in (PINGPONG, COOPERATIVE) for entry in list_tiles(2, kernel_schedule=name)]
-    return [_knob_values(config, options) for config, _ in ranked]
+    configs = [_knob_values(config, options) for config, _ in ranked]
+    resident = sorted(resident, key=lambda entry: entry[1])[:NUM_RESIDENT_CONFIGS]
+    return [*configs, *({**_knob_values(config, options), "filters": RESIDENT} for config, _ in resident)]
 
 
 def _knob_values(config: HopperTileConfig, options: Mapping[str, Any]) -> dict[str, Any]:
@@ -290,7 +324,7 @@ def pruning_constraints(w: Conv, estimate: Estimate = estimate_latency_us, best_
     gemm = ImplicitGemmShape.from_workload(w)
     best_latency_us = min_latency_us(w) if best_us is None else best_us
     return [
-        *(limit_accumulation_error(lambda t: t.promoted_products(1)) if has_float8_sums(w) else ()),
+        *limit_accumulation_error(w, lambda t: t.promoted_products(1)),
         *([prune_short_alternation(lambda t: gemm.k)] if has_float8_sums(w) else []),
         (
             "tiles are less than twice as large as the product",
@@ -301,8 +335,8 @@ def pruning_constraints(w: Conv, estimate: Estimate = estimate_latency_us, best_
             lambda t: t.block_k(gemm.itemsize) < 2 * max(gemm.channels_per_group, 16),
         ),
         (
-            "there are at most as many stages as k-tiles",
-            lambda t: (t.stages <= t.k_tiles_per_cta(gemm) + 1) | (t.stages == STAGES_CHOICES[0]),
+            "there are at most as many stages as k-tiles, unless filters are resident",
+            lambda t: (t.stages <= t.k_tiles_per_cta(gemm) + 1) | (t.stages == STAGES_CHOICES[0]) | t.keeps_filters,
         ),
         (
             "a reduction is split only if tiles are few",

@@ -19,11 +19,12 @@ from ..promotion import (
     MIN_ALTERNATING_PRODUCTS,
     ORDER_KNOB,
     PROMOTION_BUFFERS,
-    PROMOTION_INTERVALS,
     PROMOTION_ORDERS,
     SIMULTANEOUS,
     has_float8_sums,
     limit_accumulation_error,
+    list_intervals,
+    needs_promotion,
 )
 from .candidates import select_best
 from .constraints import isa_constraints, require_whole_slices, resource_constraints
@@ -54,7 +55,8 @@ def list_promotion_options(w: Conv) -> dict[str, tuple[int | str, ...]]:
         return {}
     is_long = ImplicitGemmShape.from_workload(w).k >= MIN_ALTERNATING_PRODUCTS
     orders = PROMOTION_ORDERS if is_long else (SIMULTANEOUS,)
-    return {KNOB: PROMOTION_INTERVALS[:1], BUFFERS_KNOB: PROMOTION_BUFFERS, ORDER_KNOB: orders}
+    buffers = PROMOTION_BUFFERS if needs_promotion(w) else PROMOTION_BUFFERS[:1]
+    return {KNOB: list_intervals(w)[:1], BUFFERS_KNOB: buffers, ORDER_KNOB: orders}
 
 
 def estimate_latency_us(
@@ -64,8 +66,8 @@ def estimate_latency_us(
 
     CTAs run in waves, and an epilogue follows each mainloop except in ping-pong. Each k-tile takes the time of its
     bottleneck: tensor cores, shared memory, TMA (which processes row by row) or the fixed cost. A stage is full again
-    `stage_reuse_k_tiles` k-tiles after its use; with fewer stages the CTA waits. A launch takes at least as long as its
-    compulsory traffic.
+    `stage_reuse_k_tiles` k-tiles after its use; with fewer stages the CTA waits. Stages beyond the k-tiles of a tile
+    serve if filters are resident. A launch takes at least as long as its compulsory traffic.
 
     Args:
         config: One config, or many as columns.
@@ -88,7 +90,7 @@ def _estimate_unbounded_us(
     if waves is None:
         waves = _count_waves(config, gemm, ctas_per_sm)
     macs_per_k_tile = config.block_m * config.block_n * config.block_k(gemm.itemsize)
-    tma_rows = config.a_stage_rows / config.cluster_n + config.b_stage_rows / config.cluster_m
+    tma_rows = config.a_stage_rows / config.cluster_n + config.b_streamed_rows / config.cluster_m
     wgmmas_m = config.wgmma_m_tiles * config.warpgroups_per_tile
     num_wgmmas = config.block_k_bytes // WGMMA_K_BYTES * wgmmas_m * config.taps_per_copy
     smem_bytes = num_wgmmas * (WGMMA_M + config.block_n) * WGMMA_K_BYTES + config.stage_bytes()
@@ -97,7 +99,7 @@ def _estimate_unbounded_us(
     promotion_us = ctas_per_sm * _estimate_promotion_us(config)
     stage_wait_us = (
         params.stage_reuse_k_tiles * k_tile_us + (config.multicast_size > 1) * params.cluster_wait_us
-    ) / np.minimum(config.stages, k_tiles)
+    ) / np.where(config.keeps_filters, config.stages, np.minimum(config.stages, k_tiles))
     epilogue_us = (
         params.epilogue_us_per_accumulator * config.num_accumulators
         + config.uses_smem_reduction(w) * params.reduction_us_per_element * config.block_m * config.block_n
@@ -122,7 +124,7 @@ def _estimate_promotion_us(config: HopperTileConfig) -> Any:
 
 def _count_waves(config: HopperTileConfig, gemm: ImplicitGemmShape, ctas_per_sm: Any) -> Any:
     """Return the number of waves; a split last wave takes a fraction of the time."""
-    num_ctas, active_ctas = config.num_tiles(gemm) * config.split_k, config.max_active_ctas * ctas_per_sm
+    num_ctas, active_ctas = config.num_tiles(gemm) * config.split_k, config.active_ctas(gemm) * ctas_per_sm
     split_waves = num_ctas // active_ctas + 1 / config.last_wave_parts(gemm)
     # In narrower tiles, fewer CTAs copy fewer rows of weights, and as many of pixels.
     narrow_n = config.block_n // config.narrow_parts(gemm)
@@ -194,8 +196,7 @@ def _select_best(w: Conv, kernel_schedule: str, b_is_mn_major: bool) -> tuple[Ho
     """Return the legal config with the best estimate, if there is one, and the estimate in microseconds."""
     options = KNOB_OPTIONS | {"taps_per_copy": list_taps_per_copy_of_whole_lines(w)} | list_promotion_options(w)
     rules = [*isa_constraints(w), *resource_constraints(w)]
-    if has_float8_sums(w):
-        rules += limit_accumulation_error(lambda t: t.promoted_products(1))
+    rules += limit_accumulation_error(w, lambda t: t.promoted_products(1))
     if b_is_mn_major:
         rules.append(require_whole_slices(w.storage))
     if kernel_schedule == PINGPONG:

@@ -24,9 +24,10 @@ from ..gemm.cluster_reduction import ClusterReduction
 from ..gemm.epilogue_ops import EpilogueOps
 from ..gemm.epilogue_tile import EpilogueTile
 from ..gemm.filter_rows_epilogue import FilterRowsEpilogueTile
-from ..gemm.pipelines import AsyncPipeline, TmaPipeline
+from ..gemm.pipelines import BARRIER_BYTES, AsyncPipeline, TmaPipeline
 from ..gemm.plane_gather import NUM_GATHER_THREADS, NUM_GATHER_WARPS
 from ..gemm.problem import ConvProblem, Operand, make_fprop
+from ..gemm.resident_filters import ResidentFilters
 from ..gemm.smem_layout import MAX_SWIZZLE_BYTES, SWIZZLE_ALIGNMENT_BYTES, SmemLayout
 from ..gemm.tap_columns import TapColumnReduction
 from ..gemm.tile_reduction import TileReduction
@@ -195,6 +196,21 @@ class KernelPlan:
         assert isinstance(k_range, KRange)
         return SlicedKRange(k_range, thread.warpgroup // self.config.warpgroups_per_tile, slices)
 
+    def keep_filters(self, smem: Expr) -> KernelPlan:
+        """Return the layers with the filters that a CTA keeps in shared memory, behind the stages; allocate registers.
+
+        The barrier is the last one.
+        """
+        config, mainloop = self.config, self.mainloop
+        if not config.keeps_filters:
+            return self
+        barrier = int(config.barrier_offset_bytes(self.w)) + (int(config.num_barriers(self.w)) - 1) * BARRIER_BYTES
+        address = smem + to_uint32(int(config.stages * config.stage_bytes()))
+        filters = ResidentFilters.allocate(
+            address, smem + to_uint32(barrier), mainloop.b.layout.nbytes, int(config.total_k_tiles(self.shape))
+        )
+        return replace(self, mainloop=replace(mainloop, resident_filters=filters))
+
     def make_pipelines(self, smem: Expr, cluster: Cluster) -> tuple[TmaPipeline, TmaPipeline]:
         """Return the pipeline of the mainloop and that of the epilogue, whose stages follow one another."""
         config, a, b = self.config, self.mainloop.a, self.mainloop.b
@@ -203,8 +219,10 @@ class KernelPlan:
         b_bytes = b.layout.nbytes
         if config.has_filter_rows:
             b_bytes = b.copies * cluster.m * b.copy_rows * b.layout.row_bytes * b.layout.boxes
+        if config.keeps_filters:
+            b_bytes = 0
         tx_bytes = a_box_bytes * a.layout.boxes + b_bytes
-        stages = smem, a.layout.nbytes + b.layout.nbytes, barriers, config.stages
+        stages = smem, int(config.stage_bytes()), barriers, config.stages
         consumers = config.warpgroups_per_tile, cluster
         pipeline = TmaPipeline(*stages, tx_bytes, *consumers)
         if self.gathers_input:
@@ -247,7 +265,7 @@ def make_mainloop(problem: ConvProblem, config: HopperTileConfig, dilation: int)
     """Return the mainloop; `dilation` is the distance of taps along a line of pixels."""
     atom = WgmmaAtom(config.block_n, problem.a.dtype, problem.b.dtype, problem.a.major, problem.b.major)
     a = make_a_tile(problem.a, atom, config)
-    b = make_b_tile(problem.b, atom, config, offset=a.layout.nbytes)
+    b = make_b_tile(problem.b, atom, config, offset=0 if config.keeps_filters else a.layout.nbytes)
     return WgmmaMainloop(
         atom,
         config.wgmma_m_tiles,

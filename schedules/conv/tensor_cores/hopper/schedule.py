@@ -65,6 +65,7 @@ from .input_loader_latency import estimate_by_input_loader_us
 from .kernel import emit_kernel
 from .knobs import (
     add_output_configs,
+    can_keep_filters,
     compute_usage,
     declare_knobs,
     declare_output_knobs,
@@ -135,7 +136,9 @@ def stores_stats_by_tma(w: Conv) -> bool:
     search_if=lambda w: is_promising(view_for_tma(w)),
     starting_configs=lambda w: [
         *list_input_loader_starting_configs(w, view_for_tma(w)),
-        *add_output_configs(w, list_starting_configs(view_for_tma(w))),
+        *add_output_configs(
+            w, list_starting_configs(view_for_tma(w), keeps_filters=can_keep_filters(w, view_for_tma(w)))
+        ),
     ],
     supersedes=("direct", "implicit_gemm", "tensor_core"),
     device_kinds=("cuda",),
@@ -151,7 +154,8 @@ def hopper(s: Schedule, w: Conv, k: Knobs) -> Schedule:
     loaders = list_input_loaders(w, viewed_workload)
     loader_default = select_input_loader_default(viewed_workload, loaders) if loaders else None
     estimate = estimate_by_input_loader_us if loaders else estimate_latency_us
-    config = declare_knobs(viewed_workload, k, loader_default or default, estimate)
+    keeps_filters = can_keep_filters(w, viewed_workload)
+    config = declare_knobs(viewed_workload, k, loader_default or default, estimate, keeps_filters=keeps_filters)
     if w.output_layout == CHANNELS_FIRST:
         require_channels_first_output(viewed_workload, k)
     if loaders:

@@ -56,6 +56,7 @@ DECOMPOSITIONS = DATA_PARALLEL, SPLIT_LAST_WAVE, NARROW_LAST_WAVE
 SUM_DECOMPOSITIONS = DATA_PARALLEL, SPLIT_LAST_WAVE  # of kernels whose results are partial sums
 OUTPUT_STAGES_CHOICES, RESIDUAL_STAGES = (2, 4, 8), 4  # epilogue tiles per warpgroup in shared memory
 OUTPUT_EVICTIONS = NORMAL, FIRST = "normal", "first"  # when lines of the output leave L2
+FILTER_COPIES = STREAMED, RESIDENT = "streamed", "resident"  # how often a CTA loads filters: per work tile, or once
 CONVERTED, TMA, CP_ASYNC = "converted", "tma", "cp_async"  # loaders of a channels-first X
 HALO_LOADERS = HALO, HALO_SMEM = "halo", "halo_smem"
 PRODUCER_WARPGROUPS_CHOICES = (1, 2)  # of halo rows
@@ -118,6 +119,9 @@ class HopperTileConfig(TileConfig):
     # sums in shared memory.
     k_slices: Any = 1
     output_eviction: Any = NORMAL  # "first": stores go to lines that leave L2 before those of the operands
+    filters: Any = STREAMED  # "resident": the work tiles of a CTA have the same channels, whose filters it loads once
+    taps: Any = 1  # taps of a filter
+    channel_bytes: Any = 0  # bytes of the channels of a tap
     has_filter_rows: Any = False  # whether rows of the product are filters, so that taps share copies of its columns
     output_stages: Any = 2  # epilogue tiles per warpgroup in shared memory, of outputs without a residual
 
@@ -140,6 +144,11 @@ class HopperTileConfig(TileConfig):
     def warpgroups_per_tile(self) -> Any:
         """Consumer warpgroups that compute a tile together."""
         return self.warpgroups // self.k_slices - self.is_pingpong * (self.warpgroups - 1)
+
+    @property
+    def keeps_filters(self) -> Any:
+        """Whether a CTA keeps the filters of its channels in shared memory."""
+        return np.equal(self.filters, RESIDENT)
 
     @property
     def block_m(self) -> Any:
@@ -298,8 +307,18 @@ class HopperTileConfig(TileConfig):
         return ceil_div(self.total_k_tiles(gemm), self.split_k)
 
     def stage_bytes(self) -> Any:
-        """Return the shared memory of one pipeline stage in bytes, for both operands."""
-        return (self.a_stage_rows + self.b_stage_rows) * self.block_k_bytes
+        """Return the shared memory of one pipeline stage in bytes, for both operands unless filters are resident."""
+        return (self.a_stage_rows + self.b_streamed_rows) * self.block_k_bytes
+
+    @property
+    def b_streamed_rows(self) -> Any:
+        """Rows of operand B that are copied to each stage."""
+        return np.where(self.keeps_filters, 0, self.b_stage_rows)
+
+    def resident_bytes(self) -> Any:
+        """Return the shared memory of filters that a CTA keeps in bytes."""
+        filter_bytes = self.taps * round_up(self.channel_bytes, self.block_k_bytes)
+        return np.where(self.keeps_filters, self.block_n * filter_bytes, 0)
 
     @property
     def a_stage_rows(self) -> Any:
@@ -348,8 +367,14 @@ class HopperTileConfig(TileConfig):
     def num_ctas(self, w: Conv) -> Any:
         """Return the number of CTAs in the grid; a persistent grid has as many as run at a time."""
         gemm = ImplicitGemmShape.from_workload(w)
-        persistent_ctas = np.minimum(self.num_tiles(gemm), self.max_active_ctas)
+        persistent_ctas = np.minimum(self.num_tiles(gemm), self.active_ctas(gemm))
         return np.where(self.uses_smem_reduction(w), self.num_tiles(gemm) * self.split_k, persistent_ctas)
+
+    def active_ctas(self, gemm: ImplicitGemmShape) -> Any:
+        """Return the number of CTAs that run at a time, of which each channel has as many if they keep filters."""
+        tiles_n = self.num_tiles_n(gemm)
+        whole_ctas = np.maximum(self.max_active_ctas // tiles_n, 1) * tiles_n
+        return np.where(self.keeps_filters, whole_ctas, self.max_active_ctas)
 
     def uses_smem_reduction(self, w: Conv) -> Any:
         """Return whether partial sums are reduced in shared memory before the store.
@@ -392,14 +417,17 @@ class HopperTileConfig(TileConfig):
     def num_barriers(self, w: Conv) -> Any:
         """Return the number of mbarriers.
 
-        There are two per mainloop stage, two per epilogue stage with a residual, and in ping-pong two for the turns.
+        There are two per mainloop stage, two per epilogue stage with a residual, in ping-pong two for the turns, and
+        one for resident filters.
         """
         residual_barriers = 2 * self.warpgroups * self.epilogue_stages(w) if find_tma_residual(w) else 0
-        return 2 * self.stages + residual_barriers + 2 * self.is_pingpong
+        return 2 * self.stages + residual_barriers + 2 * self.is_pingpong + self.keeps_filters
 
     def mainloop_smem_bytes(self) -> Any:
-        """Return the shared memory of all mainloop stages in bytes, aligned for the epilogue stages that follow."""
-        return round_up(self.stages * self.stage_bytes(), SWIZZLE_ALIGNMENT_BYTES)
+        """Return the shared memory of all mainloop stages, and of resident filters behind them, in bytes, aligned for
+        the epilogue stages that follow.
+        """
+        return round_up(self.stages * self.stage_bytes() + self.resident_bytes(), SWIZZLE_ALIGNMENT_BYTES)
 
     def barrier_offset_bytes(self, w: Conv) -> Any:
         """Return the shared-memory offset of the barriers in bytes.

@@ -101,11 +101,14 @@ def list_taps_per_copy_of_whole_lines(w: Conv) -> tuple[int, ...]:
 
 
 def describe_lines(w: Conv) -> dict[str, Any]:
-    """Return the attributes of a tile config that a workload with shared taps, or with filter rows, has."""
+    """Return the attributes of a tile config that a workload has: its lines of pixels, and its filters."""
     if isinstance(w, FilterRowsProduct):
         return {"has_filter_rows": True, "halo_width": w.halo_width}
+    gemm = ImplicitGemmShape.from_workload(w)
+    channels = gemm.channels_per_group
+    filters = {"taps": gemm.k // channels, "channel_bytes": channels * gemm.itemsize}
     lines = {"line": w.output_size[-1], "padded_line": round_up(w.output_size[-1], WGMMA_M)}
-    return {"halo_width": compute_halo_width(w), **(lines if can_pad_lines(w) else {})}
+    return {"halo_width": compute_halo_width(w), **filters, **(lines if can_pad_lines(w) else {})}
 
 
 def compute_halo_width(w: Conv) -> int:

@@ -22,7 +22,7 @@ from ..gemm.shared_windows import PATCH, PatchTiles
 from ..gemm.tma_loaders import INTERLEAVED_FILTERS
 from ..implicit_gemm_shape import ACCUMULATOR_BYTES
 from ..latency_model import count_ctas_per_sm
-from ..promotion import KNOB, PROMOTION_INTERVALS, has_float8_sums, limit_accumulation_error
+from ..promotion import KNOB, has_float8_sums, limit_accumulation_error, list_intervals
 from .constraints import MAX_SHARED_BYTES
 from .tile_config import BARRIER_BYTES, MAX_SWIZZLE_BYTES, OVERHEAD_REGISTERS, SWIZZLE_ALIGNMENT_BYTES
 
@@ -77,7 +77,7 @@ class WindowConfig(EstimatedTileConfig):
             "columns": [n for n in (8, 16, 24, 32, 40, 48, 64) if n <= width],
             "warpgroups": (1, 2, 3, 4),
             "stages": (1, 2, 3, 4),
-            **({KNOB: PROMOTION_INTERVALS} if has_float8_sums(w) else {}),
+            **({KNOB: list_intervals(w)} if has_float8_sums(w) else {}),
         }
 
     @classmethod
@@ -108,10 +108,10 @@ class WindowConfig(EstimatedTileConfig):
     @classmethod
     def list_pruned(cls, w: Conv) -> list[Rule]:
         """Return the conditions on configs that are worth a search."""
-        rules: list[Rule] = [("windows are loaded ahead", lambda t: (t.stages > 1) | (t.ctas_per_sm > 1))]
-        if has_float8_sums(w):
-            rules = [*limit_accumulation_error(lambda t: t.promoted_products), *rules]
-        return rules
+        return [
+            *limit_accumulation_error(w, lambda t: t.promoted_products),
+            ("windows are loaded ahead", lambda t: (t.stages > 1) | (t.ctas_per_sm > 1)),
+        ]
 
     @classmethod
     @functools.lru_cache(maxsize=64)

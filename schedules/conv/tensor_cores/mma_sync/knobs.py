@@ -17,7 +17,7 @@ from tvmconv.workloads.text import MAX_INT32_ELEMENTS
 
 from ...tile_config import Rule, add_rules, declare_choices
 from ..implicit_gemm_shape import VECTOR_BYTES, ImplicitGemmShape
-from ..promotion import KNOB, PROMOTION_INTERVALS, has_float8_sums, has_integer_output, limit_accumulation_error
+from ..promotion import KNOB, has_float8_sums, has_integer_output, limit_accumulation_error, list_intervals
 from .epilogue_split import compute_smem_bytes
 from .input_loader import (
     CONVERTED,
@@ -121,8 +121,9 @@ def declare_knobs(
         required.append((rule, lambda t: (t.split_k == 1) & (t.warps_k == 1)))
     prunings = list_prunings(gemm)
     if has_float8_sums(w):
-        values[KNOB] = k.choice(KNOB, PROMOTION_INTERVALS, PROMOTION_INTERVALS[0])
-        prunings += limit_accumulation_error(lambda t: t.promoted_products)
+        intervals = list_intervals(w)
+        values[KNOB] = k.choice(KNOB, intervals, intervals[0])
+        prunings += limit_accumulation_error(w, lambda t: t.promoted_products)
     if loaders:
         loader = k.choice(INPUT_LOADER, loaders, default.input_loader, missing=loaders[0])
         return _limit_by_loader(w, k, values | {INPUT_LOADER: loader}, best_us)

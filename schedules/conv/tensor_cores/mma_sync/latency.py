@@ -14,7 +14,7 @@ from tvmconv.workloads import Conv
 
 from ..implicit_gemm_shape import ACCUMULATOR_BYTES, VECTOR_BYTES, ImplicitGemmShape
 from ..latency_model import bound_by_memory, count_ctas_per_sm, estimate_k_tile_us
-from ..promotion import PROMOTION_INTERVALS, has_float8_sums, has_integer_output
+from ..promotion import MAX_PRODUCTS, has_float8_sums, has_integer_output, list_intervals
 from .epilogue_split import compute_smem_bytes
 from .tile_config import MAX_ACCUMULATORS, MMA_K_BYTES, MMA_M, MMA_N, MmaSyncTileConfig, list_options
 
@@ -92,9 +92,9 @@ def select_default_config(
     if has_integer_output(w):
         candidates = candidates.filter(candidates.warps_k == 1)
     if has_float8_sums(w):
-        candidates = dataclasses.replace(candidates, promotion_interval=PROMOTION_INTERVALS[0])
+        candidates = dataclasses.replace(candidates, promotion_interval=list_intervals(w)[0])
         fits = candidates.fits_registers(gemm.itemsize, gemm.spatial_ndim)
-        candidates = candidates.filter(fits & (candidates.promoted_products <= PROMOTION_INTERVALS[0]))
+        candidates = candidates.filter(fits & (candidates.promoted_products <= MAX_PRODUCTS))
     fits = compute_smem_bytes(w, candidates) <= PORTABLE_SHARED_BYTES
     is_allowed = candidates.has_k_tile_in_each_part(gemm) & fits
     return candidates.row(int(np.argmin(np.where(is_allowed, estimate_latency_us(candidates, gemm), np.inf))))
