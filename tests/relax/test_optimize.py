@@ -196,6 +196,27 @@ def test_errors_name_what_is_accepted(residual):
         tvmconv.relax.optimize(mod, tvm.target.Target({"kind": "cuda", "arch": "sm_50"}))
     with pytest.raises(DeviceError, match="expected cuda, opencl or llvm"):
         tvmconv.relax.optimize(mod, tvm.target.Target("vulkan"))
+    with pytest.raises(DeviceError, match="'nvidia/none'"):
+        tvmconv.relax.optimize(mod, "nvidia/none")
+    with pytest.raises(DeviceError, match="target None: expected a text such as sm_90"):
+        tvmconv.relax.optimize(mod, None)
+
+
+@pytest.mark.parametrize("text", ["nvidia/nvidia-h100", '{"kind": "cuda", "arch": "sm_90a"}'])
+def test_target_may_be_a_text_that_tvm_reads(text):
+    resolved = resolve_target(text)
+    assert resolved.target.attrs["arch"] == "sm_90a"
+    assert resolved.device.text == "sm_90a"
+
+
+def test_module_that_tvm_does_not_take_is_an_error_of_the_model():
+    x = relax.Var("x", relax.TensorType((1, 4, 2, 2), "float32"))
+    builder = relax.BlockBuilder()
+    with builder.function("main", [x]):
+        weight = relax.const(np.ones((8, 4, 3, 3), np.float32))
+        builder.emit_func_output(builder.emit(relax.op.nn.conv2d(x, weight)))
+    with pytest.raises(ModelError, match="TVM's passes do not take the module"):
+        tvmconv.relax.optimize(builder.get(), "llvm")
 
 
 def test_opencl_kernels_are_those_of_build(residual):

@@ -42,6 +42,7 @@ OPAQUE_PATTERN = 8  # OpPatternKind::kOpaque, with which FuseOps leaves a functi
 DEFAULT_ARCH = "sm_50"  # TVM's where a target names none and there is no GPU
 MAX_CANDIDATES = 8  # configs of a workload that may fail to build
 WORKLOAD_ATTRIBUTE = "tvmconv.workload"
+TVM_TARGET = re.compile(r"llvm\b|\{|\w+/")  # texts that TVM reads: a kind, JSON, or the name of a chip
 
 
 @dataclass(frozen=True)
@@ -81,17 +82,23 @@ class CompileTarget:
 
 
 def resolve_target(target: str | Target) -> CompileTarget:
-    """Return the target and the device of a text such as "sm_90", "cuda:0", "opencl:0" or "llvm", or of a target.
+    """Return the target and the device of a text such as "sm_90", "cuda:0", "opencl:0", "llvm" or
+    "nvidia/nvidia-h100", or of a target.
 
     Raises:
         DeviceError: There is no such device or architecture, or the kind of the target is not cuda, opencl or llvm.
     """
     from tvm.target import Target
 
-    if isinstance(target, str) and not re.match(r"llvm\b", target):
+    if isinstance(target, str) and not TVM_TARGET.match(target):
         device = devices.find_device(target)
         return CompileTarget(device.make_target(), device)
-    resolved = Target(target) if isinstance(target, str) else target
+    if not isinstance(target, (str, Target)):
+        raise DeviceError(f"target {target!r}: expected a text such as sm_90, or a tvm.target.Target")
+    try:
+        resolved = Target(target) if isinstance(target, str) else target
+    except (TypeError, ValueError) as error:
+        raise DeviceError(f"target {target!r}: {str(error).splitlines()[0]}") from error
     match resolved.kind.name:
         case "llvm":
             return CompileTarget(resolved, None)

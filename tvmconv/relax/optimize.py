@@ -15,10 +15,11 @@ from tvm.ir import IRModule
 
 from tvmconv.compiler.cuda_library import PrecompiledExecutable
 from tvmconv.deadline import Deadline
-from tvmconv.errors import Error, ModelError
+from tvmconv.errors import Error, ModelError, translate_to_model_error
 from tvmconv.measure.results import PhaseTimer
 from tvmconv.measure.workers.pool import keep_workers_alive
 from tvmconv.relax.comparison import TvmTimer, TvmTimes, extract_functions, start_timer, uses_float16
+from tvmconv.relax.guarded_rules import make_default_pipeline
 from tvmconv.relax.importers import simplify_imported
 from tvmconv.relax.kernels import CompileTarget, FoundKernel, KernelFinder, resolve_target
 from tvmconv.relax.layouts import Layout, plan_layouts, validate_layout
@@ -81,7 +82,8 @@ class OptimizedModule:
         return self.report._repr_html_()
 
     def compile(self, *, cuda_graph: bool = True) -> Any:
-        """Compile the module by TVM's default pipeline and return TVM's executable.
+        """Compile the module by TVM's default pipeline and return TVM's executable. For CUDA, a rule of dlight that
+        raises an error for a function leaves it to the next rule.
 
         Libraries that the executable exports contain machine code, even where TVM has no CUDA runtime.
 
@@ -94,7 +96,7 @@ class OptimizedModule:
             >>> executable.export_library("model.so")  # doctest: +SKIP
         """
         with capture_launches(self.target, is_enabled=cuda_graph):
-            executable = tvm.compile(self.mod, self.target)
+            executable = tvm.compile(self.mod, self.target, relax_pipeline=make_default_pipeline(self.target))
         if self.target.kind.name != "cuda":
             return executable
         return PrecompiledExecutable(executable.mod, str(self.target.attrs["arch"]))
@@ -118,8 +120,8 @@ def optimize(
     Args:
         mod: Module of `relax.frontend.torch.from_exported_program` or `relax.frontend.onnx.from_onnx`, with its weights
             as constants. It is not modified.
-        target: Target of TVM of the kind cuda, opencl or llvm, or a text such as "sm_90", "cuda:0" or "llvm". For llvm,
-            convolutions and their epilogues become functions that TVM compiles.
+        target: Target of TVM of the kind cuda, opencl or llvm, or a text such as "sm_90", "cuda:0", "llvm" or
+            "nvidia/nvidia-h100". For llvm, convolutions and their epilogues become functions that TVM compiles.
         log: Path of a tuning log, from which kernels are taken and to which a search appends. Kernels of other layers
             come from the packaged logs or from predictions.
         seconds: Time limit of a search on the GPU of the target for layers that the log does not cover, and of the
@@ -135,7 +137,8 @@ def optimize(
         The module. Its function `main` takes and returns tensors of the same shapes as before.
 
     Raises:
-        ModelError: `mod` is not a module of TVM, or has no symbolic batch for `batch_sizes`.
+        ModelError: `mod` is not a module of TVM, TVM's passes do not take it, or it has no symbolic batch for
+            `batch_sizes`.
         DeviceError: There is no such target, or no GPU for a search.
         TuningError: `layout` has another value, or `seconds` or a batch size is not a positive number.
         Error: The log cannot be read or written.
@@ -249,7 +252,8 @@ def prepare_module(mod: IRModule, *, has_kernels: bool) -> IRModule:
         passes = [relax.transform.ConvertLayout(CHANNELS_FIRST_LAYOUTS), *passes]
     if has_kernels:
         passes += [convert_linear_layers]
-    return tvm.ir.transform.Sequential([*passes, relax.transform.DeadCodeElimination()])(mod)
+    with translate_to_model_error("TVM's passes do not take the module"):
+        return tvm.ir.transform.Sequential([*passes, relax.transform.DeadCodeElimination()])(mod)
 
 
 def _list_data_layouts(mod: IRModule) -> set[str]:

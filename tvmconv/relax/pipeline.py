@@ -10,6 +10,7 @@ import tvm
 from tvm import relax
 from tvm.ir import IRModule
 
+from tvmconv.relax.guarded_rules import make_default_pipeline
 from tvmconv.relax.layouts import Layout
 from tvmconv.relax.optimize import capture_launches, optimize
 
@@ -47,6 +48,6 @@ def make_pipeline(
         target = tvm.target.Target.current(allow_none=False)
         optimized = optimize(mod, target, log=log, seconds=seconds, layout=layout, batch_sizes=batch_sizes, tf32=tf32)
         with capture_launches(target, is_enabled=cuda_graph):
-            return relax.get_default_pipeline(target)(optimized)
+            return make_default_pipeline(target)(optimized)
 
     return run
