@@ -210,10 +210,12 @@ def test_target_may_be_a_text_that_tvm_reads(text):
 
 
 def test_module_that_tvm_does_not_take_is_an_error_of_the_model():
-    builder = relax.BlockBuilder()
-    with builder.function("main", []):  # constants, of which TVM's FoldConstant computes the product: it is empty
-        arrays = [relax.const(np.ones(shape, np.float32)) for shape in ((1, 4, 2, 2), (8, 4, 3, 3))]
-        builder.emit_func_output(builder.emit(relax.op.nn.conv2d(*arrays)))
+    x, builder = relax.Var("x", relax.TensorType((1, 4, 2, 2), "float32")), relax.BlockBuilder()
+    with builder.function("main", [x]):
+        with builder.dataflow():  # of a convolution whose output is empty
+            weight = relax.const(np.ones((8, 4, 3, 3), np.float32))
+            output = builder.emit_output(relax.op.nn.conv2d(x, weight))
+        builder.emit_func_output(output)
     with pytest.raises(ModelError, match="TVM's passes do not take the module"):
         tvmconv.relax.optimize(builder.get(), "llvm")
 
