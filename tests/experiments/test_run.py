@@ -261,5 +261,8 @@ def test_rows_are_timed_in_turns_if_all_of_them_can_be():
     timings = benchmark._time_in_turns([make_entry("tuned"), make_entry("cudnn")], 1)
     assert [timing.method for timing in timings] == ["in turns"] * 2
     assert turns == [""] * 2 * timing_rounds.NUM_WARM_UP_TURNS + ["tuned", "cudnn"] * timing_rounds.NUM_TURNS
+    turns.clear()
+    benchmark._time_in_turns([make_entry("tuned"), make_entry("cudnn")], 2)
+    assert turns.count("") == 2 * timing_rounds.NUM_LATER_WARM_UP_TURNS
     assert benchmark._time_in_turns([make_entry("tuned"), make_entry("copy", has_timer=False)], 1) is None
     assert benchmark._time_in_turns([make_entry("tuned")], 1) is None

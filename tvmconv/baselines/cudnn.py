@@ -44,9 +44,10 @@ AnyConv = Conv | DerivedConv | Filter
 PreparedPicks = dict[tuple[int, int | None], "CudnnPickThread"]
 
 NEAR_RATIO = 1.15  # calls within this factor of the fastest are picked again
+SLOW_RATIO = 1.5  # picks slower than the fastest by this factor are timed by one replay
 FAR_RATIO = 3.0  # calls with a time by cuDNN's heuristics above this multiple of the fastest are not picked again
 NUM_ALGORITHMS = (4, 8, 2, 3, 6, 10, 12, 16, 24, 0)  # algorithms that cuDNN tries, by round; 0: all
-NUM_PREPARED = 3  # first rounds whose picks are made before a turn at a GPU that processes share
+NUM_PREPARED = 4  # first rounds whose picks are made before a turn at a GPU that processes share
 MAX_UNIMPROVED_ROUNDS = len(NUM_ALGORITHMS) + 2  # rounds without a faster pick after which picking ends
 MIN_IMPROVEMENT = 0.01  # fraction by which a pick must be faster to count as an improvement
 PICK_SECONDS, MIN_PICK_REPLAYS = 0.02, 5  # timing of each pick
@@ -183,7 +184,7 @@ def pick_fastest(
 
     for (number, _), pick in (prepared or {}).items():
         try:
-            pick.compare()
+            pick.compare(fastest.seconds if fastest else math.inf)
         except DeviceError as error:
             errors.append(error)
             pick.close()
@@ -263,9 +264,9 @@ class CudnnPickThread:
             self._thread.shutdown()
             raise
 
-    def compare(self) -> None:
-        """Time the pick for the comparison with others."""
-        self.seconds = self._thread.submit(self.pick.time_briefly).result()
+    def compare(self, best_seconds: float = math.inf) -> None:
+        """Time the pick for the comparison with others, the fastest of which takes `best_seconds`."""
+        self.seconds = self._thread.submit(self.pick.time_briefly, best_seconds).result()
 
     def time_launch(self) -> float:
         """Return the seconds of one launch, without a warm-up."""
@@ -398,13 +399,16 @@ class CudnnPick:
             (seconds,) = time_between_events(self._stream.cuda_stream, lambda: self._call.compute(*self._copies[0]), 1)
         return seconds
 
-    def time_briefly(self) -> float:
-        """Return the median seconds of a launch for `PICK_SECONDS`, without a warm-up; likewise in one thread."""
+    def time_briefly(self, best_seconds: float = math.inf) -> float:
+        """Return the median seconds of a launch for `PICK_SECONDS`, without a warm-up; likewise in one thread.
+
+        Picks whose first replay is slower than the best one by `SLOW_RATIO` are not timed further.
+        """
         stream = self._stream.cuda_stream
         with self._on_stream():
             replay, launches = capture_until_long_enough(self._capture, stream, launch_multiple=self._sets.num_sets)
             samples = time_between_events(stream, replay, 1)
-            if samples[0] < PICK_SECONDS:
+            if samples[0] < PICK_SECONDS and samples[0] / launches <= SLOW_RATIO * best_seconds:
                 samples = time_between_events(stream, replay, max(MIN_PICK_REPLAYS, int(PICK_SECONDS / samples[0])))
         self._busy_until[self._gpu.index] = time.monotonic()
         return statistics.median(samples) / launches

@@ -24,7 +24,14 @@ from tvmconv.experiments.preparation import PreparedExperiment
 from tvmconv.experiments.results import PREDICTED, UNTUNED, Result, ResultRow
 from tvmconv.kernel import resolve_device
 from tvmconv.logs.ranking import LogPaths
-from tvmconv.measure.timing_rounds import NUM_ROUNDS, TimingRounds, measure_in_rounds, time_in_turns
+from tvmconv.measure.timing_rounds import (
+    NUM_LATER_WARM_UP_TURNS,
+    NUM_ROUNDS,
+    NUM_WARM_UP_TURNS,
+    TimingRounds,
+    measure_in_rounds,
+    time_in_turns,
+)
 from tvmconv.predicted_kernel import fastest_default_name
 from tvmconv.space import Value
 from tvmconv.tvm_import import import_tvm
@@ -347,10 +354,10 @@ class _Benchmark:
         if len(entries) < 2:
             return None
         self.on_progress(f"round {round_number}: timing in turns")
+        openers = [entry.open_timer for entry in entries]
+        num_warm_up_turns = NUM_WARM_UP_TURNS if round_number == 1 else NUM_LATER_WARM_UP_TURNS
         try:
-            timings: Sequence[Timing | Error] | None = time_in_turns(
-                [entry.open_timer for entry in entries], self.round_seconds
-            )
+            timings: Sequence[Timing | Error] | None = time_in_turns(openers, self.round_seconds, num_warm_up_turns)
         except Error:
             return None  # the row is timed alone, and fails again
         return None if timings is None else [*timings]

@@ -18,7 +18,7 @@ from tvmconv.devices.device import LONG_LAUNCH_SECONDS, Timing, TurnTimer
 NUM_ROUNDS = 3  # rounds of a comparison
 MAX_EXTRA_ROUNDS = 3  # further rounds of kernels whose rounds disagree
 NUM_TURNS = 6  # of each kernel in a round, if kernels can be timed in turns
-NUM_WARM_UP_TURNS = 3  # turns before them, which do not count
+NUM_WARM_UP_TURNS, NUM_LATER_WARM_UP_TURNS = 3, 1  # turns before them, which do not count: first round, and others
 MAX_DEVIATION = 0.10  # largest relative deviation from the median of the rounds at which a round agrees
 
 K = TypeVar("K")
@@ -86,7 +86,9 @@ def measure_in_rounds(
 
 
 def time_in_turns(
-    openers: Iterable[Callable[[], AbstractContextManager[TurnTimer] | None]], seconds: float
+    openers: Iterable[Callable[[], AbstractContextManager[TurnTimer] | None]],
+    seconds: float,
+    num_warm_up_turns: int = NUM_WARM_UP_TURNS,
 ) -> list[Timing] | None:
     """Time kernels in short turns, so that all of them have the same clocks; None if some kernel has no such timer.
 
@@ -95,6 +97,7 @@ def time_in_turns(
     Args:
         openers: Functions that open the timer of a kernel, or return None if there is none.
         seconds: Time of each kernel in all turns that count.
+        num_warm_up_turns: Turns of each kernel before, after which the GPU has the clocks of all kernels in turns.
     """
     with ExitStack() as stack:
         timers: list[TurnTimer] = []
@@ -103,7 +106,7 @@ def time_in_turns(
             if block is None:
                 return None
             timers.append(stack.enter_context(block))
-        for turn in range(-NUM_WARM_UP_TURNS, NUM_TURNS):
+        for turn in range(-num_warm_up_turns, NUM_TURNS):
             for timer in timers:
                 timer.take_turn(seconds / NUM_TURNS, counts=turn >= 0)
         return [timer.finish() for timer in timers]
