@@ -175,7 +175,8 @@ def test_picks_before_a_turn_are_timed_in_it_and_tried_again(monkeypatch, descri
     pytest.importorskip("torch")
     w = parse("conv2d:1x4x6x6,4x4x3x3,f16,nhwc,bias,relu")
     heuristics = {"fused": [9.0], "apart": [1.0]}  # so that the former is not tried
-    picks = FakePicks(heuristics=heuristics, fused=[9.0], apart=[3.0, 3.0, 0.8, 3.0, 3.0, 3.0, 0.7, 0.9])
+    seconds = [*[3.0] * (2 * cudnn.NUM_PREPARED - 1), 0.8, 3.0, 0.7, 0.9]  # the first ones in both layouts
+    picks = FakePicks(heuristics=heuristics, fused=[9.0], apart=seconds)
     monkeypatch.setattr(cudnn, "CudnnPickThread", picks)
     prepared = cudnn.prepare_picks(w, [], described, cold=False)
     assert set(picks.asked) == {"apart"}
@@ -185,7 +186,7 @@ def test_picks_before_a_turn_are_timed_in_it_and_tried_again(monkeypatch, descri
     fastest = cudnn.pick_fastest(w, [], described, cold=False, picking_seconds=0.0, prepared=prepared)
     assert fastest.seconds == 0.8
     assert picks.num_algorithms == []  # there was no time
-    picks = FakePicks(heuristics=heuristics, fused=[9.0], apart=[3.0, 3.0, 0.8, 3.0, 3.0, 3.0, 0.7, 0.9])
+    picks = FakePicks(heuristics=heuristics, fused=[9.0], apart=seconds)
     monkeypatch.setattr(cudnn, "CudnnPickThread", picks)
     prepared = cudnn.prepare_picks(w, [], described, cold=False)
     picks.num_algorithms.clear()
