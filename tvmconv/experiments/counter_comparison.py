@@ -15,7 +15,7 @@ from tvmconv.analysis.nsight.access_counters import AccessCounters
 from tvmconv.analysis.nsight.ncu import ProfiledInstruction
 from tvmconv.analysis.nsight.predicted_counters import predict_counters
 from tvmconv.compiler.executable import Executable
-from tvmconv.devices import Device, find_device
+from tvmconv.devices import Device, find_device, sharing
 from tvmconv.errors import AnalysisError, DeviceError
 from tvmconv.kernel import Kernel, build
 from tvmconv.measure import kernel_archive
@@ -145,7 +145,10 @@ def profile_launches(
     with tempfile.TemporaryDirectory() as folder:
         archive_path = Path(folder) / "programs.zip"
         kernel_archive.save_kernels(archive_path, programs)
-        yield from ncu.profile_command([sys.executable, "-m", __name__, str(archive_path), device.text], metrics)
+        with sharing.hold_gpu():
+            command = [sys.executable, "-m", __name__, str(archive_path), device.text]
+            launches = [*ncu.profile_command(command, metrics)]
+    yield from launches
 
 
 def recount(comparisons: Sequence[CounterComparison], arch: str) -> Iterator[CounterComparison]:
