@@ -88,8 +88,11 @@ def test_quantized_networks_are_compared_with_those_in_their_own_precision():
 def test_a_training_step_may_be_timed_as_a_fused_graph_alone():
     graphs = {"PyTorch": 4.0, "PyTorch, compiled (default)": 3.0, "tvmconv, fused": 2.0}
     timed = [{"name": name, "graph": graph, "made": 9.0} for name, graph in graphs.items()]
-    (row, _) = make_training_table([{"network": "x", "dtype": "f16", "batch": 8, "timed": timed}]).rows
-    assert row[3:] == ("4,000,000", "3,000,000", "—", "2,000,000", "1.50", "—", "9.00", "9.00")
+    result = {"network": "x", "dtype": "f16", "batch": 8, "timed": timed, "provenance": "A; tvmconv 0"}
+    row, *means = make_training_table([result, {**result, "provenance": "B; tvmconv 0"}]).rows[1:]
+    assert [(mean[0], mean[1], mean[8]) for mean in means] == [("geometric mean", gpu, "1.50") for gpu in "AB"]
+    assert row[:4] == ("x", "B", "f16", "8")
+    assert row[4:] == ("4,000,000", "3,000,000", "—", "2,000,000", "1.50", "—", "9.00", "9.00")
 
 
 def test_a_layer_table_needs_tuned_kernels(bench, capsys):

@@ -34,12 +34,13 @@ def draw(*shape, dtype=F32, is_channels_last=False):
     return lay_out(torch.randn(shape), is_channels_last).to(dtype)
 
 
-def make_cases(dtype, low_dtype=None, channels=6):
+def make_cases(dtype, low_dtype=None, channels=6, sizes=(5, 4)):
     """Return operators with arguments, and the same functions in PyTorch, by name."""
     torch.manual_seed(0)
     vectors = [torch.rand(channels) + 0.5, torch.randn(channels), torch.randn(channels)]
     noise = torch.tensor([0.0, 1.25, 1.25]).view(3, 1, 1, 1)
-    rows, images = draw(3, 5, channels, dtype=dtype) + 1, draw(3, channels, 5, 4, dtype=dtype, is_channels_last=True)
+    rows = draw(3, sizes[0], channels, dtype=dtype) + 1
+    images = draw(3, channels, *sizes, dtype=dtype, is_channels_last=True)
     types = F32, low_dtype
     layer_scale = vectors[0].view(-1, 1, 1)
 
@@ -57,7 +58,7 @@ def make_cases(dtype, low_dtype=None, channels=6):
         z = z if scale is None else z * scale
         return (z if noise is None else z * noise) + x
 
-    residual = draw(3, channels, 5, 4, is_channels_last=True)
+    residual = draw(3, channels, *sizes, is_channels_last=True)
     return {
         "norm": (operators.layer_norm, (rows, vectors[2], *vectors[:2], EPS, *types), normalize),
         "plain norm": (operators.layer_norm, (rows, None, None, None, EPS, *types), normalize_plain),
@@ -70,7 +71,11 @@ def make_cases(dtype, low_dtype=None, channels=6):
             for name, is_last in zip(operators.ACTIVATIONS, (True, False) * 3, strict=False)
         },
         "residual": (operators.scale_add, (images, vectors[1], layer_scale, noise, residual, *types, True), scale_add),
-        "sum": (operators.scale_add, (rows, vectors[1], None, None, draw(3, 5, channels), *types, False), scale_add),
+        "sum": (
+            operators.scale_add,
+            (rows, vectors[1], None, None, draw(3, sizes[0], channels), *types, False),
+            scale_add,
+        ),
         "gate": (operators.gate, (images, torch.rand(3, channels, 1, 1).to(dtype)), torch.mul),
     }
 
@@ -366,11 +371,17 @@ def test_other_operations_stay_those_of_pytorch(change):
 
 @pytest.mark.gpu
 @pytest.mark.parametrize(("dtype", "low_dtype", "tolerance"), [(F16, F16, 4e-3), (BF16, BF16, 2e-2), (F32, None, 1e-5)])
-@pytest.mark.parametrize("channels", [5, 96, 520])
-def test_kernels_compute_the_operators(dtype, low_dtype, tolerance, channels):
-    for name, (operator, arguments, _) in make_cases(dtype, low_dtype, channels).items():
+@pytest.mark.parametrize(
+    ("channels", "sizes"), [(5, (5, 4)), (96, (5, 4)), (520, (5, 4)), (64, (2111, 3)), (768, (353, 7))]
+)
+def test_kernels_compute_the_operators(dtype, low_dtype, tolerance, channels, sizes):
+    """Thousands of rows have sums of several CTAs; each run has the same bits."""
+    for name, (operator, arguments, _) in make_cases(dtype, low_dtype, channels, sizes).items():
         expected = run(operator, arguments)
-        found = run(operator, [each.cuda() if isinstance(each, torch.Tensor) else each for each in arguments])
+        on_gpu = [each.cuda() if isinstance(each, torch.Tensor) else each for each in arguments]
+        found, again = run(operator, on_gpu), run(operator, on_gpu)
         for one, other in ((found[0], expected[0]), (found[2], expected[2])):
             difference = differ([each.cpu() for each in one], [each.double() for each in other])
             assert difference < tolerance, name
+        for index in (0, 2):
+            assert all(map(torch.equal, found[index], again[index])), name

@@ -3,6 +3,7 @@
 import copy
 import functools
 import itertools
+import math
 import threading
 import time
 
@@ -103,9 +104,9 @@ class Network(torch.nn.Module):
         return self.classifier(self.features(x).flatten(1))
 
 
-def make_data(num_batches=10, batch=32):
+def make_data(num_batches=10, batch=32, seed=0):
     """Images whose class is that of a fixed pattern in them, which can be learnt."""
-    generator = torch.Generator("cuda").manual_seed(0)
+    generator = torch.Generator("cuda").manual_seed(seed)
     patterns = torch.randn(10, 3, 32, 32, device="cuda", generator=generator)
     labels = torch.randint(10, (num_batches, batch), device="cuda", generator=generator)
     noise = torch.randn(num_batches, batch, 3, 32, 32, device="cuda", generator=generator)
@@ -124,75 +125,96 @@ def optimize(model, x, dtype=torch.float16, **options):
 
 
 SGD = functools.partial(torch.optim.SGD, lr=0.02, momentum=0.9)
+ADAMW = functools.partial(torch.optim.AdamW, lr=3e-3)
+# With PyTorch's default, 2^16, its gradients of biases overflow in float16, where operators have them in float32.
+# PyTorch then skips the first steps, and no later loss is the same.
+SCALE = 2.0**10
+NUM_WARM_UP_STEPS = 20
 
 
-def train(model, data, num_steps, dtype=torch.float16, make_optimizer=SGD):
-    """The losses of the steps, with autocast and scaled gradients."""
+def train(model, data, num_steps, dtype=torch.float16, make_optimizer=SGD, get_factor=lambda _: 1.0):
+    """The losses of the steps, with autocast and scaled gradients; `get_factor`: the factor of the rate in a step."""
     optimizer = make_optimizer(model.parameters())
-    scaler = torch.amp.GradScaler("cuda", enabled=dtype is torch.float16)
+    rates = torch.optim.lr_scheduler.LambdaLR(optimizer, get_factor)
+    scaler = torch.amp.GradScaler("cuda", init_scale=SCALE, enabled=dtype is torch.float16)
     losses = []
     for number in range(num_steps):
         x, y = data[number % len(data)]
         optimizer.zero_grad()
-        with torch.autocast("cuda", dtype):
+        with torch.autocast("cuda", dtype, enabled=dtype is not torch.float32):
             loss = torch.nn.functional.cross_entropy(model(x), y)
         scaler.scale(loss).backward()
         scaler.step(optimizer)
         scaler.update()
+        rates.step()
         losses.append(loss.detach())
     return torch.stack(losses).tolist()
 
 
+def decay(number):
+    """The factor of the rate in a step of 300: it rises for some steps, and falls to 0 along a cosine."""
+    return min(1.0, (number + 1) / NUM_WARM_UP_STEPS) * (1 + math.cos(math.pi * number / 300)) / 2
+
+
+def check_final_losses(name, found, wanted):
+    """Compare the mean losses of the last 30 steps, within 1 %."""
+    assert found[0] == pytest.approx(wanted[0], rel=1e-2)
+    assert wanted[-1] < wanted[0] / 3  # the network learns
+    means = [sum(losses[-30:]) / 30 for losses in (found, wanted)]
+    print(f"{name}: {means[1]:.4g} by PyTorch, {means[0]:.4g}, {means[0] / means[1] - 1:+.2%}", flush=True)
+    assert means[0] == pytest.approx(means[1], rel=1e-2)
+
+
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
 def test_curves_of_losses_are_those_of_pytorch(dtype, monkeypatch):
-    """300 steps of the same seeds; the mean loss of the last 30 steps is within 1 % or the spread of two seeds."""
+    """300 steps of the same seeds."""
     monkeypatch.setattr("tvmconv.torch.kernels.MAX_CANDIDATES", 1)  # others take time to build
     data = make_data()
     model = make_network()
     ours = optimize(copy.deepcopy(model), data[0][0], dtype, choose="tuned")
-    found, wanted = train(ours, data, 300, dtype), train(model, data, 300, dtype)
-    assert found[0] == pytest.approx(wanted[0], rel=1e-2)
-    assert wanted[-1] < wanted[0] / 3  # the network learns
-    means = [sum(losses[-30:]) / 30 for losses in (found, wanted)]
-    print(f"losses with kernels: {means}", flush=True)
-    assert means[0] == pytest.approx(means[1], rel=1e-2, abs=5e-3)
+    check_final_losses(f"kernels, {dtype}", train(ours, data, 300, dtype), train(model, data, 300, dtype))
+
+
+def fuse(model, x, dtype, monkeypatch):
+    """A model as a fused graph, whose convolutions PyTorch computes."""
+    for module in (training, training_backend):
+        monkeypatch.setattr(module, "fill_table", lambda *_: [])
+    torch._dynamo.reset()
+    return optimize(model, x, dtype, fused=True, choose="tuned")
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
-@pytest.mark.parametrize("is_convnext", [False, True])
-def test_curves_of_losses_of_fused_graphs_are_those_of_pytorch(dtype, is_convnext, monkeypatch):
-    """The same where operators compute normalizations and element-wise operations, and PyTorch the convolutions.
+def test_curves_of_losses_of_fused_graphs_are_those_of_pytorch(dtype, monkeypatch):
+    """The same where operators compute batch normalizations, and PyTorch the convolutions."""
+    data, model = make_data(), make_network()
+    ours = fuse(copy.deepcopy(model), data[0][0], dtype, monkeypatch)
+    assert any("batch norm" in note for note in get_training_report(ours).notes)
+    check_final_losses(f"fused, {dtype}", train(ours, data, 300, dtype), train(model, data, 300, dtype))
 
-    ConvNeXt's blocks only have to learn: their losses still fall after 300 steps, and those of PyTorch in both dtypes
-    differ by 37 %.
+
+@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_curves_of_losses_of_convnext_are_those_of_pytorch(dtype, seed, monkeypatch):
+    """The same of ConvNeXt's blocks, also beside float32.
+
+    The rate falls to 0. At a constant rate, the loss falls by 2 % in a step, and single steps decide about the last.
     """
-    for module in (training, training_backend):
-        monkeypatch.setattr(module, "fill_table", lambda *_: [])
-    data, model, make_optimizer = make_data(), make_network(), SGD
-    if is_convnext:
-        make_optimizer = functools.partial(torch.optim.AdamW, lr=3e-3)  # SGD has not converged after 300 steps
-        model = convnext.make_network(0.0, (32, 64), 10).cuda().to(memory_format=torch.channels_last)
-    torch._dynamo.reset()
-    ours = optimize(copy.deepcopy(model), data[0][0], dtype, fused=True, choose="tuned")
-    assert any("layer norm" in note or "batch norm" in note for note in get_training_report(ours).notes)
-    found, wanted = (train(each, data, 300, dtype, make_optimizer) for each in (ours, model))
-    assert found[0] == pytest.approx(wanted[0], rel=1e-2)
-    assert wanted[-1] < wanted[0] / 3
-    means = [sum(losses[-30:]) / 30 for losses in (found, wanted)]
-    print(f"losses of fused graphs: {means}", flush=True)
-    assert found[-1] < found[0] / 3
-    assert is_convnext or means[0] == pytest.approx(means[1], rel=1e-2, abs=5e-3)
+    data = make_data(seed=seed)
+    model = convnext.make_network(0.0, (32, 64), 10).cuda().to(memory_format=torch.channels_last)
+    ours = fuse(copy.deepcopy(model), data[0][0], dtype, monkeypatch)
+    assert any("layer norm" in note for note in get_training_report(ours).notes)
+    networks = (ours, dtype), (copy.deepcopy(model), dtype), (model, torch.float32)
+    found, wanted, exact = (train(network, data, 300, each, ADAMW, decay) for network, each in networks)
+    check_final_losses(f"ConvNeXt, seed {seed}, {dtype}", found, wanted)
+    check_final_losses(f"ConvNeXt, seed {seed}, {dtype} beside float32", found, exact)
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
 def test_gradients_of_fused_graphs_are_those_of_float64_while_a_network_trains(dtype, monkeypatch):
     """The gradients of ConvNeXt's blocks at the start and after 40 steps: no error is larger than PyTorch's by much."""
-    for module in (training, training_backend):
-        monkeypatch.setattr(module, "fill_table", lambda *_: [])
     data = make_data()
     model = convnext.make_network(0.0, (32, 64), 10).cuda().to(memory_format=torch.channels_last)
-    torch._dynamo.reset()
-    fused = optimize(model, data[0][0], dtype, fused=True, choose="tuned")  # shares the parameters
+    fused = fuse(model, data[0][0], dtype, monkeypatch)  # shares the parameters
     for x, _ in (data[0], data[1]):
         wanted = run_with_gradients(in_double(model), x.double())
         with torch.autocast("cuda", dtype):
@@ -200,7 +222,7 @@ def test_gradients_of_fused_graphs_are_those_of_float64_while_a_network_trains(d
         for number in range(len(wanted)):
             errors = [differ(each[number : number + 1], wanted[number : number + 1]) for each in (found, plain)]
             assert errors[0] < 2 * errors[1] + 2e-2, number
-        train(model, data, 40, dtype, functools.partial(torch.optim.AdamW, lr=3e-3))
+        train(model, data, 40, dtype, ADAMW)
 
 
 def test_kernels_with_statistics_train_batch_norms_as_pytorch_does():
@@ -235,7 +257,7 @@ def test_a_whole_step_is_captured_in_a_graph(fused, monkeypatch):
     assert fused == any("5 batch normalizations" in note for note in get_training_report(ours).notes)
     wanted = train(copy.deepcopy(model), data, 8)
     optimizer = torch.optim.SGD(ours.parameters(), lr=0.02, momentum=0.9, fused=True)
-    scaler = torch.amp.GradScaler("cuda")
+    scaler = torch.amp.GradScaler("cuda", init_scale=SCALE)
 
     def step():
         optimizer.zero_grad(set_to_none=True)

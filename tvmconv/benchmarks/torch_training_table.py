@@ -19,7 +19,7 @@ from tvmconv.reports.tables import EMPTY_CELL, Table, format_micros, format_sign
 
 SECTION = "torch-training"
 HEADERS = (
-    *("network", "dtype", "batch", "PyTorch [µs]", "compiled [µs]", "tvmconv [µs]", "as a graph [µs]"),
+    *("network", "GPU", "dtype", "batch", "PyTorch [µs]", "compiled [µs]", "tvmconv [µs]", "as a graph [µs]"),
     *("× PyTorch", "made in [s]", "compiled in [s]", "PyTorch's in [s]"),
 )
 LEGEND = (
@@ -51,12 +51,13 @@ def run(args: argparse.Namespace) -> int:
 
 
 def make_training_table(results: Sequence[Mapping[str, Any]]) -> Table:
-    """Return a table with one row per network, and the geometric mean in the last row.
+    """Return a table with one row per network and GPU, and the geometric mean of each GPU in the last rows.
 
     The results are those that `tvmconv bench torch-training` writes; others raise KeyError.
     """
-    lines, speedups = [], []
+    lines, speedups_by_gpu = [], dict[str, list[float]]()
     for result in sorted(results, key=lambda item: (item["network"], item["batch"], item["dtype"])):
+        gpu = result["provenance"].partition(";")[0]
         timed = {each["name"]: each for each in result["timed"]}
         fastest: list[Mapping[str, Any] | None] = []
         for name in (PYTORCH, OURS):
@@ -64,20 +65,21 @@ def make_training_table(results: Sequence[Mapping[str, Any]]) -> Table:
             plain = timed.get(name)
             fastest += [plain if plain and plain["graph"] else None, min(compiled, key=_get_graph, default=None)]
         pytorch, tvmconv = ([each["graph"] for each in pair if each] for pair in (fastest[:2], fastest[2:]))
-        speedups.append(min(pytorch) / min(tvmconv))
+        speedup = min(pytorch) / min(tvmconv)
+        speedups_by_gpu.setdefault(gpu, []).append(speedup)
         made = [each["made"] if each else None for each in (timed.get(OURS), fastest[3], fastest[1])]
         lines.append(
             (
-                *(result["network"], result["dtype"], str(result["batch"])),
+                *(result["network"], gpu, result["dtype"], str(result["batch"])),
                 *(format_micros(each["graph"]) if each else EMPTY_CELL for each in fastest),
-                format_significant(speedups[-1]),
+                format_significant(speedup),
                 *(EMPTY_CELL if seconds is None else format_significant(seconds) for seconds in made),
             )
         )
-    if speedups:
+    for gpu, speedups in sorted(speedups_by_gpu.items()):
         mean = format_significant(statistics.geometric_mean(speedups))
-        lines.append(("geometric mean", *(EMPTY_CELL,) * 6, mean, *(EMPTY_CELL,) * 3))
-    return Table(HEADERS, lines, {"network", "dtype"})
+        lines.append(("geometric mean", gpu, *(EMPTY_CELL,) * 6, mean, *(EMPTY_CELL,) * 3))
+    return Table(HEADERS, lines, {"network", "GPU", "dtype"})
 
 
 def _get_graph(timing: Mapping[str, Any]) -> float:
