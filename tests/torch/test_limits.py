@@ -219,6 +219,16 @@ def test_a_record_of_a_search_that_was_cut_off_does_not_exclude_predictions(seco
     assert candidates == ([tuned] if is_measured else [tuned, *predicted[: kernels.MAX_CANDIDATES - 1]])
 
 
+@pytest.mark.parametrize(("num_threads", "is_taken"), [(4, True), (4096, False)])
+def test_a_config_that_makes_no_kernel_with_another_epilogue_is_replaced(log, opencl, num_threads, is_taken):
+    sibling, text = "conv2d:1x4x6x6,4x4x3x3,s1,p1,relu", "conv2d:1x4x6x6,4x4x3x3,s1,p1,add,relu"
+    config = {"tile_f": [-1, 1, num_threads, 1]}
+    Log(log).append(tc.Record(tc.parse(sibling), "implicit_gemm", config, opencl.name, "opencl", times=(1e-6,)))
+    provider = kernels.KernelProvider(opencl, torch.device("cpu"), log, lambda text: None)
+    provider.adopt_configs({text: sibling}, None)
+    assert any(kernel.config_source == kernels.OTHER_EPILOGUE for kernel in provider.available[text]) == is_taken
+
+
 @pytest.mark.parametrize("num_prepack_kernels", [0, 1])
 def test_a_kernel_that_packs_in_each_call_is_compared_with_those_of_other_schedules(monkeypatch, num_prepack_kernels):
     """Measurements leave the packing out, and in training it is part of each call."""
