@@ -11,6 +11,7 @@ from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
 
 import pytest
+from source_names import read_names
 
 ROOT = Path(__file__).parent.parent
 
@@ -106,27 +107,23 @@ FILES = {
 }
 
 
-def imported(module: str, text: str, *, is_package: bool) -> Iterator[str]:
+def imported(module: str, file: Path) -> Iterator[str]:
     """The modules of ours that a file imports."""
-    for node in ast.walk(ast.parse(text)):
+    is_package = file.name == "__init__.py"
+    for node in read_names(file).imports:
         if isinstance(node, ast.Import):
             names = [alias.name for alias in node.names]
-        elif isinstance(node, ast.ImportFrom):
+        else:
             above = module.split(".")[: None if node.level == is_package else is_package - node.level]
             base = ".".join([*(above if node.level else ()), *([node.module] if node.module else ())])
             names = [f"{base}.{alias.name}" if f"{base}.{alias.name}" in FILES else base for alias in node.names]
-        else:
-            continue
         yield from (name for name in names if name in FILES)
 
 
 @functools.cache
 def arrows() -> dict[str, set[str]]:
     """The modules of ours that each of them imports."""
-    return {
-        module: {name for name in imported(module, file.read_text(), is_package=file.name == "__init__.py")} - {module}
-        for module, file in FILES.items()
-    }
+    return {module: {*imported(module, file)} - {module} for module, file in FILES.items()}
 
 
 @pytest.mark.parametrize("folder", FOLDERS)

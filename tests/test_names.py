@@ -1,12 +1,10 @@
 """Names are the field's: no private words as identifiers, and no class name twice."""
 
-import ast
-import functools
-import tokenize
 from collections import defaultdict
 from pathlib import Path
 
 import pytest
+from source_names import parse_names, read_names
 
 ROOT = Path(__file__).parent.parent
 FILES = [file for folder in ("tvmconv", "schedules", "scripts") for file in sorted((ROOT / folder).rglob("*.py"))]
@@ -26,13 +24,6 @@ PRIVATE_WORDS = {
 PERSISTED = {"taught"}  # keys of files that are read, in compat.py alone
 
 
-@functools.cache
-def identifiers(file):
-    with tokenize.open(file) as text:
-        tokens = tokenize.generate_tokens(text.readline)
-        return [(token.start[0], token.string) for token in tokens if token.type == tokenize.NAME]
-
-
 @pytest.mark.sample(3)
 @pytest.mark.parametrize("word", PRIVATE_WORDS)
 def test_no_identifier_has_a_private_word(word):
@@ -40,7 +31,7 @@ def test_no_identifier_has_a_private_word(word):
         f"{file.relative_to(ROOT)}:{line}: {name}, use {PRIVATE_WORDS[word]}"
         for file in FILES
         if not (word in PERSISTED and file.name == "compat.py")
-        for line, name in identifiers(file)
+        for line, name in read_names(file).identifiers
         if word in name.lower().split("_")
     ]
     assert found == []
@@ -49,13 +40,26 @@ def test_no_identifier_has_a_private_word(word):
 def test_class_names_are_unique():
     places = defaultdict(list)
     for file in FILES:
-        for node in ast.walk(ast.parse(file.read_text(encoding="utf-8"))):
-            if isinstance(node, ast.ClassDef):
-                places[node.name].append(f"{file.relative_to(ROOT)}:{node.lineno}")
+        for node in read_names(file).classes:
+            places[node.name].append(f"{file.relative_to(ROOT)}:{node.lineno}")
     assert {name: own for name, own in places.items() if len(own) > 1} == {}
 
 
-def test_a_private_word_is_found(tmp_path):
-    file = tmp_path / "file.py"
-    file.write_text("def tell(told_once):\n    return told_once\n", encoding="utf-8")
-    assert [name for _, name in identifiers(file) if "told" in name.split("_")] == ["told_once"] * 2
+def test_every_kind_of_identifier_is_found():
+    text = """
+import told_module.part as told_alias
+from told_package import name
+
+@told_decorator
+class ToldClass(Base, told_keyword=1):
+    def told_method(self, told_argument: "told in a text" = 0, *, told_option=told_default):
+        global told_global
+        try:
+            told_variable = self.told_attribute[f"{told_formatted}"]
+        except Error as told_error:
+            print("told in a text")  # told in a comment
+"""
+    found = [(line, name) for line, name in parse_names(text).identifiers if "told" in name.lower()]
+    words = "module alias package decorator keyword method argument option default global variable attribute formatted"
+    assert {name for _, name in found} == {"ToldClass", *(f"told_{word}" for word in words.split()), "told_error"}
+    assert (2, "told_alias") in found

@@ -12,6 +12,7 @@ REFUSALS = {
     "kernel too large": (["run", "conv2d:1x3x2x2,4x3x3x3"], "larger than the padded image"),
     "zero size": (["run", "conv2d:0x3x8x8,4x3x3x3"], "at least 1"),
     "unknown schedule": (["run", SMALL, "fly"], "no schedule 'fly'"),
+    "two baselines": (["run", SMALL, "--baseline", "cudnn", "cublas"], "cublas is no schedule but a baseline"),
     "architecture that NVRTC does not know": (
         ["show", SMALL, "tiling", "--arch", "sm_11"],
         "unknown architecture 'sm_11'",

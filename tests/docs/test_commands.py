@@ -26,6 +26,8 @@ from doc_blocks import (
     without_gpu,
 )
 
+import tvmconv as tc
+from tvmconv import registry
 from tvmconv.cli import parse_words
 
 GPU_SECONDS = 200.0  # for a block on a GPU host; most take less than a minute
@@ -150,7 +152,11 @@ def test_command_parses(command, python):
         place = words.index("--cost-model")
         del words[place : place + 2]
     if words[0] == "tvmconv":
-        parse_words(words[1:])
+        arguments = parse_words(words[1:])
+        if words[1] == "run" and arguments.suite is None:
+            workload, *names = arguments.words
+            for name in names:
+                registry.find_schedule(tc.parse(workload), name)
     elif words[:1] == ["python"] and words[1].startswith(("scripts/", "docs/")):
         called = [*python, *words[1 : 2 + (words[2].isidentifier())], "--help"]
         page = subprocess.run(called, cwd=ROOT, capture_output=True, text=True, check=True)

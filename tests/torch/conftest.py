@@ -8,6 +8,17 @@ import pytest
 collect_ignore_glob = [] if importlib.util.find_spec("torch") else ["test_*.py"]  # PyTorch is missing
 
 
+@pytest.fixture(scope="session", autouse=True)
+def short_timings():
+    """A call is timed for a tenth of the time: as accurate times are for the tests of timing alone."""
+    from tvmconv.torch import timing
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(timing, "TIMING_SECONDS", timing.TIMING_SECONDS / 10)
+        patch.setattr(timing, "MAX_TIMING_SECONDS", timing.MAX_TIMING_SECONDS / 10)
+        yield
+
+
 @pytest.fixture(scope="session")
 def block():
     from small_models import Block, with_statistics

@@ -27,6 +27,7 @@ from tvmconv.torch.report import PYTORCH_NAME
 from tvmconv.torch.selection import kernels_deadline
 from tvmconv.torch.timing import TimingCache
 
+USERS_SECONDS = timing.TIMING_SECONDS, timing.MAX_TIMING_SECONDS  # before tests shorten them
 LARGE, SMALL = torch.nn.Conv2d(8, 8, 3), torch.nn.Conv2d(4, 8, 1)
 
 
@@ -131,6 +132,14 @@ def test_seconds_have_to_be_a_positive_number(model, seconds):
         tvmconv.torch.optimize(model, X, seconds=seconds)
 
 
+@pytest.fixture
+def long_timings(monkeypatch):
+    """Calls are timed as long as for users."""
+    monkeypatch.setattr(timing, "TIMING_SECONDS", USERS_SECONDS[0])
+    monkeypatch.setattr(timing, "MAX_TIMING_SECONDS", USERS_SECONDS[1])
+
+
+@pytest.mark.usefixtures("long_timings")
 @pytest.mark.parametrize(
     ("seconds", "most"), [(1e-3, timing.NUM_WARM_UP_CALLS + timing.MAX_SAMPLES), (0.3, 7), (10.0, 2)]
 )
@@ -181,6 +190,7 @@ def two_threads():
     torch.set_num_threads(before)
 
 
+@pytest.mark.usefixtures("long_timings")
 def test_threads_that_wait_for_a_time_slice_do_not_count(two_threads):
     def call():
         if torch.get_num_threads() > 1:
@@ -190,6 +200,7 @@ def test_threads_that_wait_for_a_time_slice_do_not_count(two_threads):
     assert torch.get_num_threads() == 2
 
 
+@pytest.mark.usefixtures("long_timings")
 def test_calls_that_were_disturbed_do_not_count():
     slow = itertools.cycle([True, False, False])
     seconds = timing.time_wall_clock(lambda: time.sleep(0.01 if next(slow) else 0.0005), lambda: None)
@@ -206,6 +217,16 @@ def test_a_record_of_a_search_that_was_cut_off_does_not_exclude_predictions(seco
     tuned, *predicted = [Candidate(None, {"number": i}, kernels.TUNED if i == 0 else "predicted") for i in range(9)]
     candidates = provider._next_candidates(w, iter([tuned, *predicted]), index)
     assert candidates == ([tuned] if is_measured else [tuned, *predicted[: kernels.MAX_CANDIDATES - 1]])
+
+
+@pytest.mark.parametrize(("num_threads", "is_taken"), [(4, True), (4096, False)])
+def test_a_config_that_makes_no_kernel_with_another_epilogue_is_replaced(log, opencl, num_threads, is_taken):
+    sibling, text = "conv2d:1x4x6x6,4x4x3x3,s1,p1,relu", "conv2d:1x4x6x6,4x4x3x3,s1,p1,add,relu"
+    config = {"tile_f": [-1, 1, num_threads, 1]}
+    Log(log).append(tc.Record(tc.parse(sibling), "implicit_gemm", config, opencl.name, "opencl", times=(1e-6,)))
+    provider = kernels.KernelProvider(opencl, torch.device("cpu"), log, lambda text: None)
+    provider.adopt_configs({text: sibling}, None)
+    assert any(kernel.config_source == kernels.OTHER_EPILOGUE for kernel in provider.available[text]) == is_taken
 
 
 @pytest.mark.parametrize("num_prepack_kernels", [0, 1])

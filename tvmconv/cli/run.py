@@ -9,7 +9,7 @@ from __future__ import annotations
 import argparse
 import json
 
-from tvmconv import devices, naive_cost
+from tvmconv import baselines, devices, naive_cost
 from tvmconv.cli import options, output
 from tvmconv.cli.errors import UsageError, print_note
 from tvmconv.cli.kernels import PREDICTED, TUNED
@@ -55,6 +55,8 @@ def run(args: argparse.Namespace) -> int:
         if name in (TUNED, PREDICTED) or ":" in name:
             hint = f"--log adds the row {TUNED}, and --set changes knobs"
             raise UsageError(f"run takes names of schedules, not {name!r}: {hint}")
+        if name in baselines.load_baselines():
+            raise UsageError(f"{name} is no schedule but a baseline: write --baseline before each of their names")
     selection = options.parse_selection(args, "run")
     for file in list_log_files(args.log):  # fails before any kernel is measured
         with translate_os_errors(file, "read"):

@@ -158,8 +158,9 @@ class KernelProvider:
     def adopt_configs(self, siblings: Mapping[str, str], deadline: Deadline | None) -> None:
         """Build kernels of workloads with their own fastest measured configs, or those of others with another epilogue.
 
-        `siblings` are the texts of the others, by the texts of the workloads. A workload of which the other one was not
-        measured gets kernels by `find_kernels`, without a search.
+        `siblings` are the texts of the others, by the texts of the workloads. A workload gets kernels by
+        `find_kernels`, without a search, if the other one was not measured, or if its config makes no kernel with this
+        epilogue: a residual may take more shared memory than there is.
         """
         record_index, batch, unmeasured = self.read_record_index(deadline), [], {}
         for text, sibling in siblings.items():
@@ -180,6 +181,7 @@ class KernelProvider:
         if batch:
             with keep_workers_alive():
                 self._build_batch(batch, deadline)
+        unmeasured |= {workload.text: 1.0 for workload, _ in batch if workload.text not in self.available}
         if unmeasured:
             self.find_kernels(unmeasured, deadline, derived=unmeasured)
 

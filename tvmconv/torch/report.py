@@ -59,7 +59,9 @@ class LayerReport:
             is_unknown = self.missed_reason == NO_KERNEL
             detail = "which no kernel does" if is_unknown else f"which is not fused: {self.missed_reason}"
             unfused_note = f"followed by {self.followed_by}, {detail}"
-        return "; ".join(filter(None, (self.reason or self.config_source, unfused_note, self.quantization)))
+        # One reason, such as that no time was left, may be that of the kernels in both precisions.
+        quantization = "" if self.quantization == f"not quantized: {self.reason}" else self.quantization
+        return "; ".join(filter(None, (self.reason or self.config_source, unfused_note, quantization)))
 
 
 @dataclass(frozen=True, repr=False)
