@@ -8,7 +8,8 @@ import tvmconv as tc
 from tvmconv import registry
 from tvmconv.errors import ScheduleError
 
-SMALL = {"octets": 2, "rows": 4, "columns": 16, "warps": 1, "stages": 2}
+SMALL = {"octets": 2, "rows": 4, "columns": 16, "mma_columns": 16, "warps": 1, "stages": 2}
+TWO_ROWS = {**SMALL, "mma_columns": 8, "warps": 2}
 
 
 @pytest.mark.sample(3)
@@ -24,6 +25,12 @@ SMALL = {"octets": 2, "rows": 4, "columns": 16, "warps": 1, "stages": 2}
         ("conv2d_dgrad:2x40x9x21,40x1x7x7,s1,p3,g40,f16,nhwc,drelu", {**SMALL, "octets": 5, "rows": 7, "columns": 32}),
         ("conv2d_dgrad:1x24x20x20,24x1x2x6,s1,p1x2,d1x2,g24,bf16,nhwc", {**SMALL, "octets": 1}),
         ("conv2d_dgrad:1x24x4x70,24x1x1x9,s1,p0x4,g24,f16,nhwc", {**SMALL, "octets": 2, "columns": 64, "warps": 4}),
+        ("conv2d:2x40x9x23,40x1x3x5,s2x1,p1x2,g40,f16,nhwc,bias,add", {**TWO_ROWS, "octets": 4, "columns": 24}),
+        ("conv2d:1x24x13x15,24x1x5x3,s1x2,p1,d2x1,g24,bf16,nhwc", {**TWO_ROWS, "octets": 3}),
+        (
+            "conv2d_dgrad:2x64x7x7,64x1x7x7,s1,p3,g64,f16,nhwc",
+            {**TWO_ROWS, "octets": 8, "columns": 8, "rows": 8, "warps": 1},
+        ),
         ("conv2d_dgrad:40x24x6x6,24x1x3x1,s1,p1x0,g24,f16,nhwc", None),
     ],
 )

@@ -32,11 +32,11 @@ from ..implicit_gemm_shape import VECTOR_BYTES
 from ..latency_model import count_ctas_per_sm
 from .octets import OCTET, ODD_OCTETS, STAGE_ALIGNMENT_BYTES, SWIZZLE_PIXELS, SWIZZLED_OCTETS, count_copy_cycles
 
-MMA_PIXELS = 16  # neighbouring pixels of a row: the rows of a product
+MMA_PIXELS = 16  # pixels of a product: its rows
 REGISTERS_PER_MMA = 4
 OCTETS_CHOICES = (1, *SWIZZLED_OCTETS)
 ROWS_CHOICES = (2, 4, 7, 8, 14, 16)
-COLUMNS_CHOICES = (16, 32, 48, 64)
+COLUMNS_CHOICES = (8, 16, 32, 48, 64)
 WARPS_CHOICES = (1, 2, 4)
 STAGES_CHOICES = (2, 3, 4)
 MAX_WARPS = 16
@@ -55,12 +55,13 @@ START_CYCLES = 3000  # of a launch, the filters and the first window
 class DiagonalConfig(EstimatedTileConfig):
     """One config, or many configs as columns."""
 
-    TILE_KNOBS: ClassVar[tuple[str, ...]] = ("octets", "rows", "columns")
+    TILE_KNOBS: ClassVar[tuple[str, ...]] = ("octets", "columns", "mma_columns")
 
     w: Conv
     octets: Any  # octets of channels of a CTA
     rows: Any  # output rows of a tile, which a warp walks down
     columns: Any  # output columns of a tile
+    mma_columns: Any  # columns of the 16 pixels of a product, which has one row or two
     warps: Any  # warps of an octet, which divide the columns of a tile
     stages: Any  # windows in shared memory
 
@@ -69,10 +70,12 @@ class DiagonalConfig(EstimatedTileConfig):
         """Return the options of all knobs."""
         height, width = w.output_size
         octets = w.C // OCTET
+        whole = [round_up(width, OCTET)] if width <= COLUMNS_CHOICES[-1] else []
         return {
             "octets": sorted({n for n in OCTETS_CHOICES if n < 2 * octets} | {n for n in ODD_OCTETS if n <= octets}),
             "rows": [n for n in ROWS_CHOICES if n < 2 * height] or ROWS_CHOICES[:1],
-            "columns": [n for n in COLUMNS_CHOICES if n < width + MMA_PIXELS],
+            "columns": sorted({n for n in (*COLUMNS_CHOICES, *whole) if n < width + MMA_PIXELS}),
+            "mma_columns": (OCTET, MMA_PIXELS),
             "warps": WARPS_CHOICES,
             "stages": STAGES_CHOICES,
         }
@@ -81,6 +84,10 @@ class DiagonalConfig(EstimatedTileConfig):
     def list_required(cls, w: Conv) -> list[Rule]:
         """Return the conditions on every config."""
         return [
+            (
+                "tiles have whole products",
+                lambda t: (t.columns % t.mma_columns == 0) & (t.rows % t.mma_rows == 0),
+            ),
             (f"at most {MAX_WARPS} warps multiply", lambda t: t.compute_warps <= MAX_WARPS),
             (
                 f"a window has at most {MAX_BOX_ELEMENTS} rows and columns",
@@ -108,7 +115,7 @@ class DiagonalConfig(EstimatedTileConfig):
                 "tiles overhang the outputs by at most a half",
                 lambda t: (
                     t.tiles_y * t.rows * (t.tiles_x * t.columns) * t.channel_blocks * t.channels
-                    <= MAX_OVERHANG * max(height, 2) * max(width, MMA_PIXELS) * w.C
+                    <= MAX_OVERHANG * max(height, 2) * max(width, OCTET) * w.C
                 ),
             ),
             (
@@ -174,9 +181,14 @@ class DiagonalConfig(EstimatedTileConfig):
         return STAGE_ALIGNMENT_BYTES + self.barrier_offset_bytes + 2 * BARRIER_BYTES * self.stages
 
     @property
+    def mma_rows(self) -> Any:
+        """Output rows of a product."""
+        return MMA_PIXELS // self.mma_columns
+
+    @property
     def items_per_tile(self) -> Any:
         """Groups of columns, which the warps of an octet divide among them."""
-        return self.columns // MMA_PIXELS
+        return self.columns // self.mma_columns
 
     @property
     def compute_warps(self) -> Any:
@@ -196,25 +208,31 @@ class DiagonalConfig(EstimatedTileConfig):
     @property
     def mmas_per_item(self) -> Any:
         """Instructions mma.sync of a warp for its columns of a tile."""
-        return self.rows * self.w.kernel[0] * self.column_pairs
+        return self.row_units * self.w.kernel[0] * self.column_pairs
 
     @property
-    def live_rows(self) -> Any:
-        """Output rows whose sums a thread keeps at a time."""
+    def row_units(self) -> Any:
+        """Products along the rows of a tile."""
+        return self.rows // self.mma_rows
+
+    @property
+    def live_units(self) -> Any:
+        """Products along the rows whose sums a thread keeps at a time."""
         w = self.w
-        return np.minimum(self.rows, ceil_div((w.kernel[0] - 1) * w.dilation[0] + 1, w.stride[0]))
+        lines = (w.kernel[0] - 1) * w.dilation[0] + 1
+        return np.minimum(self.row_units, ceil_div(lines, w.stride[0] * self.mma_rows))
 
     @property
     def num_accumulators(self) -> Any:
         """Accumulator registers per thread."""
-        return self.rows * REGISTERS_PER_MMA
+        return self.row_units * REGISTERS_PER_MMA
 
     @property
     def registers(self) -> Any:
         """Estimated registers per thread: sums, taps, the fragments of two rows of the window, and their places."""
         fragments = 2 * REGISTERS_PER_MMA * self.column_pairs + self.column_pairs
         taps = math.prod(self.w.kernel)
-        return round_up(REGISTERS_PER_MMA * self.live_rows + taps + fragments + OVERHEAD_REGISTERS, 8)
+        return round_up(REGISTERS_PER_MMA * self.live_units + taps + fragments + OVERHEAD_REGISTERS, 8)
 
     @property
     def channel_blocks(self) -> Any:
@@ -267,8 +285,12 @@ class DiagonalConfig(EstimatedTileConfig):
         tiles = self.tiles_per_cta * resident * ceil_div(ctas_of_sm, self.ctas_per_sm)
         items = ceil_div(self.items_per_tile, self.warps) * self.warps * self.octets
         mmas = items * self.mmas_per_item
-        loads = items * self.window_rows * self.column_pairs
-        results = items * self.rows
+        products = mmas * (
+            w.kernel[1] / 2 / self.column_pairs
+        )  # in whole reductions: those of one tap take half as long
+        lines = self.window_rows - (self.mma_rows - 1) * w.stride[0]  # that are the first ones of a fragment
+        loads = items * lines * self.column_pairs
+        results = items * self.row_units
         issued = mmas + 2 * loads + STORE_INSTRUCTIONS * results
         conflicts = math.gcd(w.stride[1], 2)
         matrices = 2 * w.kernel[1] / self.column_pairs  # of a load
@@ -276,7 +298,7 @@ class DiagonalConfig(EstimatedTileConfig):
         memory = w.min_bytes / (H200.multiprocessors * H200_FIT.strips.l2_bytes_per_cycle)
         warps = resident * self.compute_warps
         cycles = combine_overlapping(
-            tiles * mmas * CLOCKS_PER_MATRIX_MULTIPLY * np.maximum(1, SCHEDULERS / warps),
+            tiles * products * CLOCKS_PER_MATRIX_MULTIPLY * np.maximum(1, SCHEDULERS / warps),
             tiles * issued / (SCHEDULERS * ISSUED_PER_CYCLE),
             tiles * shared,
             tiles * count_copy_cycles(self.window_rows * self.window_columns, self.pixel_bytes),

@@ -1,9 +1,9 @@
 """Kernel of depthwise convolutions as products of octets of channels with diagonal matrices, by mma.sync.
 
-The rows of a product are 16 neighbouring pixels, its columns eight channels, and its reduction runs over the same eight
-channels at two taps. The second operand has the filters of a tap on its diagonal: seven eighths of the products are
-with zeros, for which mma.sync still takes less time than the FMA units. A row of an 8 × 8 matrix of ldmatrix is the
-octet of a pixel, so that a tap is only another address, and no element is packed or converted.
+The rows of a product are 16 pixels of a row, or eight of two, its columns eight channels, and its reduction runs over
+the same eight channels at two taps. The second operand has the filters of a tap on its diagonal: seven eighths of the
+products are with zeros, for which mma.sync still takes less time than the FMA units. A row of an 8 × 8 matrix of
+ldmatrix is the octet of a pixel, so that a tap is only another address, and no element is packed or converted.
 
 A warp of a persistent CTA copies windows of X by TMA, with zeros outside of the image, while the others multiply those
 before. A swizzle as wide as the channels of a pixel, or an odd number of octets, keeps ldmatrix free of bank conflicts.
@@ -50,7 +50,7 @@ from ..gemm.cta import Cta, allocate_smem, allow_dependent_launch, open_cta
 from ..gemm.epilogue_ops import EpilogueOps, apply_to_vector
 from ..gemm.pipelines import PipelineState, TmaPipeline, fence_barrier_init
 from ..gemm.tma import TmaCopy, prefetch_tensor_maps, tma_store, tma_store_fence, tma_store_wait
-from .diagonal_config import MMA_PIXELS, REGISTERS_PER_MMA, DiagonalConfig
+from .diagonal_config import REGISTERS_PER_MMA, DiagonalConfig
 from .octets import OCTET, STAGE_ALIGNMENT_BYTES, get_swizzle_bytes, locate_octet
 
 COMPUTE_BARRIER = 1  # named barrier of the warps that multiply
@@ -161,7 +161,7 @@ class DiagonalKernel:
                 window = Register("window", "uint32", self.pipeline.stage_address(self.state.index)).value
                 first_item = position.warp // self.octets
                 with items_loop(int(config.items_per_tile), first_item, int(config.warps)) as item:
-                    self.multiply(tile, item * MMA_PIXELS, window)
+                    self.multiply(tile, item * int(config.mma_columns), window)
                 emit_call(T.cuda.warp_sync())
                 with if_(position.lane == 0):
                     self.pipeline.consumer_arrive(self.state.index)
@@ -179,7 +179,8 @@ class DiagonalKernel:
         Of the four matrices of a load, odd ones have the last eight pixels, and the last two the second tap of a pair.
         """
         w, lane = self.w, self.cta.thread.lane
-        pixel = lane % (2 * OCTET) * w.stride[1]
+        window_columns = int(self.config.window_columns)
+        pixel = lane % OCTET * w.stride[1] + lane // OCTET % 2 * self.get_half_pixels(window_columns, w.stride)
         self.places = allocate("place", self.config.column_pairs, "uint32")
         for pair in range(self.config.column_pairs):
             has_both = 2 * pair + 1 < w.kernel[1]
@@ -191,12 +192,16 @@ class DiagonalKernel:
                 "result_place",
                 "uint32",
                 self.results
-                + locate_octet(self.octets, octet, lane // 4 + half * OCTET)
+                + locate_octet(self.octets, octet, lane // 4 + half * self.get_half_pixels(int(self.config.columns)))
                 + to_uint32(lane % 4 * pair_bytes),
             ).value
             for half in range(2)
         ]
         self.lane_channel = Register("lane_channel", value=self.first_channel + octet * OCTET + lane % 4 * 2).value
+
+    def get_half_pixels(self, columns: int, stride: tuple[int, ...] = (1, 1)) -> int:
+        """Return the pixels from the first eight of a product to the others, in rows of some columns."""
+        return stride[0] * columns if self.config.mma_rows == 2 else stride[1] * OCTET
 
     def load_taps(self, channel: Expr) -> Buffer:
         """Load the taps of the lane's channel as elements of diagonal matrices: a register for each tap.
@@ -223,9 +228,9 @@ class DiagonalKernel:
         """Add each row of the window to the output rows in reach of a filter row, and store those that are complete."""
         config, w = self.config, self.w
         (height, width), step, dilation = w.kernel, w.stride[0], w.dilation[0]
-        users: dict[int, list[tuple[int, int]]] = defaultdict(list)  # output row and filter row, by row of the window
-        for y, r in itertools.product(range(int(config.rows)), range(height)):
-            users[y * step + r * dilation].append((y, r))
+        users: dict[int, list[tuple[int, int]]] = defaultdict(list)  # product and filter row, by row of the window
+        for unit, r in itertools.product(range(int(config.row_units)), range(height)):
+            users[unit * int(config.mma_rows) * step + r * dilation].append((unit, r))
         lines = sorted(users)
         first_pixel = to_uint32(column * (w.stride[1] * int(config.pixel_bytes)))
         first = Register("first_pixel", "uint32", window + first_pixel).value
@@ -236,19 +241,19 @@ class DiagonalKernel:
         for number, line in enumerate(lines):
             if number + 1 < len(lines):
                 self.load_row(fragments[(number + 1) % 2], first, lines[number + 1])
-            for y, r in users[line]:
+            for unit, r in users[line]:
                 if r == 0:
                     for e in range(REGISTERS_PER_MMA):
-                        store(sums, y * REGISTERS_PER_MMA + e, T.float32(0))
-            for pair, (y, r) in itertools.product(range(pairs), users[line]):
-                accumulators = [sums[y * REGISTERS_PER_MMA + e] for e in range(REGISTERS_PER_MMA)]
+                        store(sums, unit * REGISTERS_PER_MMA + e, T.float32(0))
+            for pair, (unit, r) in itertools.product(range(pairs), users[line]):
+                accumulators = [sums[unit * REGISTERS_PER_MMA + e] for e in range(REGISTERS_PER_MMA)]
                 num_taps = min(2, width - 2 * pair)
                 a_registers = [fragments[number % 2][pair * size + e] for e in range(2 * num_taps)]
                 b_registers = [self.taps[r * width + 2 * pair + tap] for tap in range(num_taps)]
                 self.atom.emit(accumulators, a_registers, b_registers)
-            for y, r in users[line]:
+            for unit, r in users[line]:
                 if r == height - 1:
-                    self.store_row(tile, column, y, sums)
+                    self.store_results(tile, column, unit, sums)
 
     def load_row(self, fragments: Buffer, first: Expr, line: int) -> None:
         """Load the fragments of a row of the window, one for each pair of taps."""
@@ -261,22 +266,23 @@ class DiagonalKernel:
             else:
                 ldmatrix_x2([fragments[pair * size + e] for e in range(2)], address)
 
-    def store_row(self, tile: OutputTile, column: Expr, y: int, sums: Buffer) -> None:
-        """Apply the epilogue to the sums of an output row, and store them to shared memory."""
+    def store_results(self, tile: OutputTile, column: Expr, unit: int, sums: Buffer) -> None:
+        """Apply the epilogue to the sums of a product, and store them to shared memory."""
         config, w, lane = self.config, self.w, self.cta.thread.lane
         height, width = w.output_size
+        mma_rows = int(config.mma_rows)
         values, packed = allocate("values", 2, ACCUMULATOR), allocate("packed", 8, "uint32")
-        row_bytes = int(config.columns) * int(config.pixel_bytes)
-        row = tile.row + y
+        first_pixel = column + unit * mma_rows * int(config.columns)
         for half in range(2):
             for e in range(2):
-                store(values, e, sums[y * REGISTERS_PER_MMA + 2 * half + e])
-            x = tile.column + column + lane // 4 + half * OCTET
+                store(values, e, sums[unit * REGISTERS_PER_MMA + 2 * half + e])
+            row = tile.row + unit * mma_rows + half * (mma_rows - 1)
+            x = tile.column + column + lane // 4 + half * (2 - mma_rows) * OCTET
             # Arguments of the epilogue exist only for pixels and channels that do.
             inside = [is_below(row, height, int(config.rows)), is_below(x, width, int(config.columns))]
             inside.append(is_below(self.lane_channel, w.C, int(config.channels)))
             with if_(logical_and(*inside) if self.ops.computed_ops else True):
                 index = ((tile.image * height + row) * width + x) * w.O + self.lane_channel
                 apply_to_vector(self.ops, self.arguments, self.lane_channel, index, 2, values, packed)
-                place = self.result_places[half] + to_uint32(column * int(config.pixel_bytes) + y * row_bytes)
+                place = self.result_places[half] + to_uint32(first_pixel * int(config.pixel_bytes))
                 store_shared(place, packed, 2 * get_itemsize(w.storage))
