@@ -146,6 +146,10 @@ DIAGONALS = [
     ),
     ("conv3d_wgrad:1x8x3x3x21,8x1x3x1x13,s2x1x1,p1x0x6,g8,f16,nhwc", {"octets": 1, "pixels_x": 32, "stages": 3}),
     ("conv2d_wgrad:3x72x7x7,72x1x7x7,s1,p3,g72,f16,nhwc", EIGHT_OCTETS),
+    (  # columns of dY behind the image, below which there is no window
+        "conv2d_wgrad:2x16x9x20,16x1x5x7,s1,p2x3,d2x1,g16,f16,nhwc",
+        {"octets": 2, "strip_rows": 8, "taps_y": 3, "warps_taps": 2, "pixels_x": 32, "warps_pixels": 2},
+    ),
     (
         "conv2d_wgrad:2x72x14x14,72x1x3x3,s1,p1,g72,bf16,nhwc",
         {"octets": 9, "strip_rows": 14, "mma_columns": 16, "pixels_x": 16, "warps_taps": 1, "warps_pixels": 1},

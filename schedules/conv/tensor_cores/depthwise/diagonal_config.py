@@ -176,8 +176,11 @@ class DiagonalConfig(EstimatedTileConfig):
 
     @property
     def window_columns(self) -> Any:
-        """Columns of X that a tile reads, and some behind them, so that rows begin with whole swizzles."""
-        return round_up(self._count_inputs(2, self.columns), SWIZZLE_PIXELS)
+        """Columns of X that the outputs of a tile read, and some behind them: rows begin with whole swizzles.
+
+        Steps behind the last output read what follows, and are not stored.
+        """
+        return round_up(self._count_inputs(2, np.minimum(self.columns, list_steps(self.w)[1])), SWIZZLE_PIXELS)
 
     @property
     def result_rows(self) -> Any:
@@ -338,6 +341,7 @@ class DiagonalConfig(EstimatedTileConfig):
         issued = mmas + 2 * loads + STORE_INSTRUCTIONS * results
         conflicts = math.gcd(self.input_steps[1], 2)
         shared = loads * REGISTERS_PER_MMA * conflicts + 2 * results + self.window_bytes / LINE_BYTES
+        pixels = self.window_rows * self.window_columns + self.result_rows * self.result_columns
         elements = sum(map(math.prod, (shape.input_size, shape.output_size))) * self.w.N * self.w.C
         memory = elements * ELEMENT_BYTES / (H200.multiprocessors * H200_FIT.strips.l2_bytes_per_cycle)
         warps = resident * self.compute_warps
@@ -345,7 +349,7 @@ class DiagonalConfig(EstimatedTileConfig):
             tiles * products * CLOCKS_PER_MATRIX_MULTIPLY * np.maximum(1, SCHEDULERS / warps),
             tiles * issued / (SCHEDULERS * ISSUED_PER_CYCLE),
             tiles * shared,
-            tiles * count_copy_cycles(self.window_rows * self.window_columns, self.pixel_bytes),
+            tiles * count_copy_cycles(pixels, self.octets),
             memory * np.ones_like(self.octets),
             self.tiles_per_cta * (2 * issued / np.maximum(1, self.compute_warps) + L2_CLOCKS),
         )
