@@ -199,8 +199,9 @@ class DiagonalConfig(EstimatedTileConfig):
 
     @property
     def stage_pitch(self) -> Any:
-        """Bytes from a window to the next."""
-        return round_up(self.window_bytes, STAGE_ALIGNMENT_BYTES)
+        """Bytes from a window to the next, with what steps behind the last output read, which TMA does not write."""
+        pixels_behind = np.maximum(0, self._count_inputs(2, self.columns) - self.window_columns)
+        return round_up(self.window_bytes + pixels_behind * self.pixel_bytes, STAGE_ALIGNMENT_BYTES)
 
     @property
     def result_offset_bytes(self) -> Any:
