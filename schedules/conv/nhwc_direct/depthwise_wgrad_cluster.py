@@ -50,22 +50,22 @@ FLOAT_BYTES = 4
 
 def has_small_operands(w: WeightGradient) -> bool:
     """Return whether each channel has one filter, and the operands stay in half of the L2 cache."""
-    return has_filter_per_channel(w) and w.min_bytes <= H200.architecture.l2_bytes // 2
+    return w.groups > 1 and w.groups == w.C and bool(w.min_bytes <= H200.architecture.l2_bytes // 2)
 
 
 @schedule(
     *WGRAD,
     dtypes=FLOAT_DTYPES,
-    usage=functools.partial(compute_usage, config_type=ClusterWgradConfig),
+    usage=functools.partial(compute_usage, in_cluster=True),
     condition=all_of(CHANNELS_LAST_LAYOUT, has_filter_per_channel),
     search_if=has_small_operands,
-    starting_configs=functools.partial(list_starting_configs, config_type=ClusterWgradConfig),
+    starting_configs=functools.partial(list_starting_configs, in_cluster=True),
     device_kinds=("cuda",),
     min_arch=90,
 )
 def depthwise_cluster(s: Schedule, w: WeightGradient, k: Knobs) -> Schedule:
     """Sum products of dY and X in registers, over the threads of a CTA, and over the CTAs of a cluster."""
-    config = declare_knobs(w, k, ClusterWgradConfig)
+    config = declare_knobs(w, k, in_cluster=True)
     assert isinstance(config, ClusterWgradConfig)
 
     def emit(arguments: dict[str, Any]) -> None:

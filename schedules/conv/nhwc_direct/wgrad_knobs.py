@@ -27,7 +27,7 @@ from ..plane_shape import PlaneShape
 from ..tile_config import Rule, add_rules, declare_choices, prune_by_estimate
 from .strip_config import MAX_LOAD_BYTES, MAX_PRODUCTS, VECTOR_CHOICES, WORD_BYTES
 from .strip_knobs import MAX_DEFAULT_THREADS, MAX_LIVE_REGISTERS, MAX_OVERHANG_RATIO, MIN_THREADS
-from .wgrad_config import WgradConfig
+from .wgrad_config import ClusterWgradConfig, WgradConfig
 
 THREADS_C_CHOICES = (1, 2, 4, 8, 16, 32)
 THREADS_PIXELS_CHOICES = (1, 2, 4, 7, 8, 14, 16, 32)
@@ -43,8 +43,13 @@ MAX_CTA_THREADS = 512
 MAX_OVERHANG = 1.5  # of the pixels of a default
 
 
+def select_type(in_cluster: bool) -> type[WgradConfig]:
+    """Return the type of configs; `in_cluster`: whether the parts are the CTAs of a cluster, as in all that follows."""
+    return ClusterWgradConfig if in_cluster else WgradConfig
+
+
 @functools.lru_cache(maxsize=64)
-def list_options(w: WeightGradient, config_type: type[WgradConfig] = WgradConfig) -> dict[str, Sequence[int]]:
+def list_options(w: WeightGradient, in_cluster: bool = False) -> dict[str, Sequence[int]]:
     """Return the options of all knobs."""
     shape, itemsize = PlaneShape.from_workload(w.forward), get_itemsize(w.storage)
     outputs, inputs = w.O // w.groups, w.C // w.groups
@@ -79,7 +84,7 @@ def list_options(w: WeightGradient, config_type: type[WgradConfig] = WgradConfig
         "pixels_y": pixels[0],
         "pixels_x": pixels[1],
         "prefetch_tile": (0, 1),
-        "parts": config_type.PARTS_CHOICES,
+        "parts": select_type(in_cluster).PARTS_CHOICES,
     }
 
 
@@ -113,22 +118,22 @@ def list_pruned(w: WeightGradient) -> list[Rule]:
     ]
 
 
-def select_default(w: WeightGradient, config_type: type[WgradConfig] = WgradConfig) -> WgradConfig:
+def select_default(w: WeightGradient, in_cluster: bool = False) -> WgradConfig:
     """Return the config with the lowest estimate."""
-    best_configs = [configs[0] for ahead in (0, 1) if (configs := list_best_configs(w, ahead, config_type))]
+    best_configs = [configs[0] for ahead in (0, 1) if (configs := list_best_configs(w, ahead, in_cluster))]
     return min(best_configs, key=lambda config: float(config.estimated_cycles))
 
 
-def list_starting_configs(w: WeightGradient, config_type: type[WgradConfig] = WgradConfig) -> list[dict[str, Any]]:
+def list_starting_configs(w: WeightGradient, in_cluster: bool = False) -> list[dict[str, Any]]:
     """Return the configs with which a search starts after the default.
 
     Estimates of kernels that memory bounds are alike, so each config has another width of the channels of a CTA. Half
     of them load the next tile ahead.
     """
-    names = [name for name in list_options(w, config_type) if name != "vector_in" or w.groups != w.C]
-    default = select_default(w, config_type)
+    names = [name for name in list_options(w, in_cluster) if name != "vector_in" or w.groups != w.C]
+    default = select_default(w, in_cluster)
     without, ahead = (
-        [config for config in list_best_configs(w, prefetch_tile, config_type) if config != default]
+        [config for config in list_best_configs(w, prefetch_tile, in_cluster) if config != default]
         for prefetch_tile in (0, 1)
     )
     pairs = itertools.zip_longest(ahead[:NUM_STARTING_CONFIGS], without[:NUM_STARTING_CONFIGS])
@@ -137,16 +142,15 @@ def list_starting_configs(w: WeightGradient, config_type: type[WgradConfig] = Wg
 
 
 @functools.lru_cache(maxsize=64)
-def list_best_configs(
-    w: WeightGradient, prefetch_tile: int, config_type: type[WgradConfig] = WgradConfig
-) -> list[WgradConfig]:
+def list_best_configs(w: WeightGradient, prefetch_tile: int, in_cluster: bool = False) -> list[WgradConfig]:
     """Return the configs with the lowest estimates, one for each width of the channels of a CTA, the best first."""
-    options = dict(list_options(w, config_type))
+    options = dict(list_options(w, in_cluster))
     itemsize, wanted = get_itemsize(w.storage), options["vector"]
     # Loading half a word takes as long as a whole word.
     options["vector"] = [v for v in wanted if v * itemsize >= WORD_BYTES] or wanted
     if w.layout != CHANNELS_FIRST:
         options["threads_pixels"] = DEFAULT_THREADS_PIXELS_CHOICES
+    config_type = select_type(in_cluster)
     parts_choices = config_type.DEFAULT_PARTS_CHOICES
     options["parts"], options["prefetch_tile"] = parts_choices[:1], (prefetch_tile,)
     _, rows, columns = PlaneShape.from_workload(w.forward).output_size
@@ -186,9 +190,9 @@ def _estimate_legal(candidates: WgradConfig, rules: Sequence[Callable[[WgradConf
     return np.where(is_legal, configs.estimated_cycles, np.inf)
 
 
-def compute_usage(w: WeightGradient, columns: Columns, config_type: type[WgradConfig] = WgradConfig) -> ResourceUsage:
+def compute_usage(w: WeightGradient, columns: Columns, in_cluster: bool = False) -> ResourceUsage:
     """Return the resources that configs use; instructions are estimated numbers per product."""
-    config = make_config(w, columns, config_type)
+    config = make_config(w, columns, in_cluster)
     return ResourceUsage(
         threads=config.num_threads,
         shared_bytes=config.shared_bytes,
@@ -202,19 +206,17 @@ def compute_usage(w: WeightGradient, columns: Columns, config_type: type[WgradCo
     )
 
 
-def make_config(
-    w: WeightGradient, values: Mapping[str, Any], config_type: type[WgradConfig] = WgradConfig
-) -> WgradConfig:
+def make_config(w: WeightGradient, values: Mapping[str, Any], in_cluster: bool = False) -> WgradConfig:
     """Return the config of the knobs' values, or the configs of many; depthwise filters have one input channel."""
-    return config_type(w=w, **{"vector_in": 1, **values})
+    return select_type(in_cluster)(w=w, **{"vector_in": 1, **values})
 
 
-def declare_knobs(w: WeightGradient, k: Knobs, config_type: type[WgradConfig] = WgradConfig) -> WgradConfig:
+def declare_knobs(w: WeightGradient, k: Knobs, in_cluster: bool = False) -> WgradConfig:
     """Declare the knobs, with the defaults of the lowest estimate, and return their values."""
-    options = list_options(w, config_type)
+    options = list_options(w, in_cluster)
     if w.groups == w.C:
         options = {name: choices for name, choices in options.items() if name != "vector_in"}
-    default, make = select_default(w, config_type), functools.partial(make_config, w, config_type=config_type)
+    default, make = select_default(w, in_cluster), functools.partial(make_config, w, in_cluster=in_cluster)
     declare_choices(k, options, default)
     add_rules(k, make, list_required(w), list_pruned(w))
     prune_by_estimate(k, make, float(default.estimated_cycles))
