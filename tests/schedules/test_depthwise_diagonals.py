@@ -8,7 +8,8 @@ import tvmconv as tc
 from tvmconv import registry
 from tvmconv.errors import ScheduleError
 
-SMALL = {"octets": 2, "rows": 4, "columns": 16, "warps": 1, "stages": 2}
+SMALL = {"octets": 2, "rows": 4, "columns": 16, "mma_columns": 16, "warps": 1, "stages": 2}
+TWO_ROWS = {**SMALL, "mma_columns": 8, "warps": 2}
 
 
 @pytest.mark.sample(3)
@@ -24,6 +25,25 @@ SMALL = {"octets": 2, "rows": 4, "columns": 16, "warps": 1, "stages": 2}
         ("conv2d_dgrad:2x40x9x21,40x1x7x7,s1,p3,g40,f16,nhwc,drelu", {**SMALL, "octets": 5, "rows": 7, "columns": 32}),
         ("conv2d_dgrad:1x24x20x20,24x1x2x6,s1,p1x2,d1x2,g24,bf16,nhwc", {**SMALL, "octets": 1}),
         ("conv2d_dgrad:1x24x4x70,24x1x1x9,s1,p0x4,g24,f16,nhwc", {**SMALL, "octets": 2, "columns": 64, "warps": 4}),
+        ("conv2d:2x40x9x23,40x1x3x5,s2x1,p1x2,g40,f16,nhwc,bias,add", {**TWO_ROWS, "octets": 4, "columns": 24}),
+        ("conv2d:1x24x13x15,24x1x5x3,s1x2,p1,d2x1,g24,bf16,nhwc", {**TWO_ROWS, "octets": 3}),
+        (
+            "conv2d_dgrad:2x64x7x7,64x1x7x7,s1,p3,g64,f16,nhwc",
+            {**TWO_ROWS, "octets": 8, "columns": 8, "rows": 8, "warps": 1},
+        ),
+        ("conv2d_dgrad:2x24x17x21,24x1x3x3,s2,p1,g24,f16,nhwc,add", {**SMALL, "octets": 3}),  # residue classes
+        (
+            "conv2d_dgrad:1x40x20x23,40x1x5x4,s2x3,p2x0,d1x2,g40,bf16,nhwc",
+            {**TWO_ROWS, "octets": 4, "columns": 8, "warps": 1},
+        ),
+        ("conv2d_dgrad:2x24x9x12,24x1x2x1,s3x2,p0,g24,f16,nhwc,drelu", SMALL),  # outputs that no tap reaches
+        ("conv2d_transpose:2x24x7x9,24x1x4x4,s2,p1,g24,f16,nhwc,bias,relu", {**TWO_ROWS, "octets": 3, "columns": 16}),
+        ("conv2d_transpose:1x16x6x5,16x1x3x3,s2,p1,op1,g16,bf16,nhwc,bias", None),
+        (
+            "conv1d:2x24x70,24x1x31,s1,p15,g24,f16,nhwc,bias,silu",
+            {**SMALL, "octets": 3, "rows": 1, "columns": 48, "warps": 2},
+        ),
+        ("conv1d_dgrad:2x16x45,16x1x5,s2,p2,g16,bf16,nhwc", {**SMALL, "rows": 1}),
         ("conv2d_dgrad:40x24x6x6,24x1x3x1,s1,p1x0,g24,f16,nhwc", None),
     ],
 )
@@ -57,7 +77,8 @@ def test_random_configs_have_the_resources_that_are_counted():
         "conv2d:1x12x16x16,12x1x3x3,s1,p1,g12,f16,nhwc",  # half an octet
         "conv2d:1x16x16x16,32x1x3x3,s1,p1,g16,f16,nhwc",
         "conv2d:1x16x64x64,16x1x11x11,s1,p5,g16,f16,nhwc",
-        "conv2d_dgrad:1x16x16x16,16x1x3x3,s2,p1,g16,f16,nhwc",
+        "conv2d_dgrad:1x16x16x16,32x1x3x3,s2,p1,g16,f16,nhwc",
+        "conv3d_dgrad:1x16x4x6x6,16x1x3x3x3,s1,p1,g16,f16,nhwc",
     ],
 )
 def test_other_layers_are_refused(text):

@@ -146,6 +146,10 @@ DIAGONALS = [
     ),
     ("conv3d_wgrad:1x8x3x3x21,8x1x3x1x13,s2x1x1,p1x0x6,g8,f16,nhwc", {"octets": 1, "pixels_x": 32, "stages": 3}),
     ("conv2d_wgrad:3x72x7x7,72x1x7x7,s1,p3,g72,f16,nhwc", EIGHT_OCTETS),
+    (  # columns of dY behind the image, below which there is no window
+        "conv2d_wgrad:2x16x9x20,16x1x5x7,s1,p2x3,d2x1,g16,f16,nhwc",
+        {"octets": 2, "strip_rows": 8, "taps_y": 3, "warps_taps": 2, "pixels_x": 32, "warps_pixels": 2},
+    ),
     (
         "conv2d_wgrad:2x72x14x14,72x1x3x3,s1,p1,g72,bf16,nhwc",
         {"octets": 9, "strip_rows": 14, "mma_columns": 16, "pixels_x": 16, "warps_taps": 1, "warps_pixels": 1},
@@ -237,3 +241,32 @@ def test_a_wgrad_loads_each_vector_of_a_tile_once():
 def test_other_gradients_are_refused_in_one_line(text, name, message):
     with pytest.raises(ScheduleError, match=message):
         tc.build(tc.parse(text), name, arch="sm_90")
+
+
+CLUSTER = {
+    **{"vector": 2, "threads_c": 4, "threads_taps": 1, "threads_pixels": 8, "taps_y": 3, "taps_x": 3},
+    **{"pixels_y": 2, "pixels_x": 4, "prefetch_tile": 0, "parts": 4},
+}
+
+
+@pytest.mark.sample(2)
+@pytest.mark.parametrize(
+    ("text", "config"),
+    [
+        ("conv2d_wgrad:4x24x9x10,24x1x3x3,s1,p1,g24,f16,nhwc", CLUSTER),
+        (
+            "conv2d_wgrad:4x24x9x10,24x1x5x4,s2,p1,g24,bf16,nhwc,add",
+            {**CLUSTER, "threads_taps": 5, "taps_y": 1, "taps_x": 4, "parts": 3, "threads_c": 3, "prefetch_tile": 1},
+        ),
+        ("conv2d_wgrad:5x12x7x7,12x1x7x7,s1,p3,d1,g12,tf32,nhwc", {**CLUSTER, "taps_y": 2, "taps_x": 7, "parts": 7}),
+        ("conv1d_wgrad:8x16x70,16x1x9,s1,p4,g16,f16,nhwc,out-f32", None),
+        ("conv3d_wgrad:2x16x4x5x6,16x1x3x3x3,s1x2x1,p1,g16,f16,nhwc", None),
+    ],
+)
+def test_ctas_of_a_cluster_add_their_sums(text, config):
+    kernel = emulate.build_checked(text, "depthwise_cluster", config)
+    space = registry.find_schedule(kernel.workload, "depthwise_cluster").space(kernel.workload)
+    used, launch = space.compute_usage(space.point_from_config(kernel.config)[None]), kernel.launch
+    assert 1 < launch.cluster[1] == launch.grid[1] <= 8
+    assert (used.threads[0], used.blocks[0]) == (launch.threads_per_block, launch.num_blocks)
+    assert used.dynamic_shared_bytes[0] == kernel.dynamic_shared_bytes

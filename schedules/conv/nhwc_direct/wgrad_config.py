@@ -11,7 +11,7 @@ import dataclasses
 import functools
 import itertools
 import math
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 
@@ -46,11 +46,18 @@ TILE_WAIT_CYCLES = 750  # wait of a thread for a tile of pixels in the L2 cache
 ROW_WAIT_CYCLES = 90  # further wait for each row of X that is not loaded ahead
 MEMORY_WAIT_CYCLES = 1200  # further wait for a tile that is in the memory
 PREFETCH_WAIT_RATIO = 0.65  # wait for a tile that is loaded ahead, as a fraction of the wait for any other
+MAX_CLUSTER = 8  # CTAs of a cluster on every GPU
+CLUSTER_CYCLES = 1500  # of the sum over the CTAs of a cluster, approximately
 
 
 @dataclasses.dataclass(frozen=True)
 class WgradConfig(TileConfig):
     """One config, or many configs as columns; `declare_knobs` has the meaning of the knobs."""
+
+    PARTS_CHOICES: ClassVar[tuple[int, ...]] = (
+        *(1, 2, 3, 4, 6, 8, 11, 12, 16, 22, 24, 32, 33, 44, 48, 66, 88, 99, 132, 176, 198, 264, 396, 528),
+    )
+    DEFAULT_PARTS_CHOICES: ClassVar[tuple[int, ...]] = (1, 4, 8, 16, 33, 66, 132, 264, 528)
 
     w: WeightGradient
     vector: Any
@@ -168,6 +175,11 @@ class WgradConfig(TileConfig):
         return np.where(self.threads_pixels > 1, self.sums_at_a_time * self.sum_pitch * 4, 0)
 
     @property
+    def dynamic_shared_bytes(self) -> Any:
+        """Bytes of dynamic shared memory."""
+        return np.zeros_like(self.num_threads)
+
+    @property
     def sum_pitch(self) -> Any:
         """Elements from a sum of all threads to the next in shared memory.
 
@@ -244,9 +256,13 @@ class WgradConfig(TileConfig):
         cycles = combine_overlapping(
             issue_cycles, read_cycles, l2_cycles, memory_cycles, waves * self.iterations * wait_cycles
         )
-        workspace_bytes = 8 * self.num_parts * self.num_units * self.sums_per_tap * math.prod(shape.kernel_size)
-        reduction_cycles = (self.num_parts > 1) * (REDUCTION_CYCLES + workspace_bytes / WORKSPACE_BYTES_PER_CYCLE)
-        return cycles + reduction_cycles
+        return cycles + self.reduction_cycles
+
+    @property
+    def reduction_cycles(self) -> Any:
+        """Estimated clock cycles of the sum over the parts."""
+        sums = self.num_parts * self.num_units * self.sums_per_tap * self.shape.num_taps
+        return (self.num_parts > 1) * (REDUCTION_CYCLES + 8 * sums / WORKSPACE_BYTES_PER_CYCLE)
 
     def _count_tile_read_cycles(self, inside: Any) -> Any:
         """Return the clock cycles in which the L1 cache serves the loads of a warp for a tile, of whose rows of X a
@@ -283,6 +299,33 @@ class WgradConfig(TileConfig):
         if self.w.layout == CHANNELS_FIRST:
             gradient_bytes = input_bytes = itemsize
         return math.prod(sizes) * gradient_bytes + inputs * input_bytes
+
+
+@dataclasses.dataclass(frozen=True)
+class ClusterWgradConfig(WgradConfig):
+    """One config, or many configs as columns, of kernels whose parts are the CTAs of a cluster."""
+
+    PARTS_CHOICES = DEFAULT_PARTS_CHOICES = tuple(range(2, MAX_CLUSTER + 1))
+
+    @property
+    def sums_per_cta(self) -> Any:
+        """Sums of a CTA over its threads."""
+        return self.num_sums * self.threads_taps * self.threads_c
+
+    @property
+    def sums_per_rank(self) -> Any:
+        """Sums that each CTA of a cluster adds up over all of them."""
+        return ceil_div(self.sums_per_cta, self.num_parts)
+
+    @property
+    def dynamic_shared_bytes(self) -> Any:
+        """Bytes of dynamic shared memory, in which CTAs add their sums."""
+        return 4 * self.num_parts * self.sums_per_rank
+
+    @property
+    def reduction_cycles(self) -> Any:
+        """Estimated clock cycles of the sum over the parts."""
+        return CLUSTER_CYCLES
 
 
 def count_positions(num_pixels: Any, num_taps: Any, stride: int, dilation: int) -> Any:

@@ -149,7 +149,7 @@ class WgradKernel:
         """Emit the kernel."""
         config = self.config
         with contextlib.ExitStack() as stack:
-            block = stack.enter_context(thread_axis(config.num_blocks, "blockIdx.x"))
+            block, self.part = self.open_blocks(stack)
             extents = config.threads_pixels, config.threads_taps, config.threads_c
             self.pixel_thread, tap_thread, unit_thread = (
                 stack.enter_context(thread_axis(extent, f"threadIdx.{axis}"))
@@ -159,7 +159,6 @@ class WgradKernel:
             allow_dependent_launch()
             # CTAs that read the same pixels are neighbours.
             filter_block, unit_block = block % config.filter_blocks, block // config.filter_blocks % config.unit_blocks
-            self.part = block // (config.filter_blocks * config.unit_blocks)
             self.first_filter_tile, self.first_unit = filter_block * config.threads_taps, unit_block * config.threads_c
             self.thread_of_sum = tap_thread * config.threads_c + unit_thread
             self.filter_tile, self.unit = self.first_filter_tile + tap_thread, self.first_unit + unit_thread
@@ -167,11 +166,21 @@ class WgradKernel:
             with unrolled_loop(config.num_sums, "i") as i:
                 T.buffer_store(self.sums, tirx.const(0, ACCUMULATOR), [i])
             self.accumulate_pixels()
-            if config.threads_pixels > 1:
-                self.reduce_over_threads()
-            else:
-                with unrolled_loop(config.num_sums, "i") as i:
-                    self.store_sum(i, self.filter_tile, self.unit, self.sums[i])
+            self.store_sums()
+
+    def open_blocks(self, stack: contextlib.ExitStack) -> tuple[Any, Any]:
+        """Open the loop over the CTAs; return the index of a CTA within its part or beyond, and that of its part."""
+        config = self.config
+        block = stack.enter_context(thread_axis(config.num_blocks, "blockIdx.x"))
+        return block, block // (config.filter_blocks * config.unit_blocks)
+
+    def store_sums(self) -> None:
+        """Store the sums of the CTA's part over its threads."""
+        if self.config.threads_pixels > 1:
+            self.reduce_over_threads()
+            return
+        with unrolled_loop(self.config.num_sums, "i") as i:
+            self.store_sum(i, self.filter_tile, self.unit, self.sums[i])
 
     def accumulate_pixels(self) -> None:
         """Walk over the thread's tiles of pixels.

@@ -27,7 +27,7 @@ from ..plane_shape import PlaneShape
 from ..tile_config import Rule, add_rules, declare_choices, prune_by_estimate
 from .strip_config import MAX_LOAD_BYTES, MAX_PRODUCTS, VECTOR_CHOICES, WORD_BYTES
 from .strip_knobs import MAX_DEFAULT_THREADS, MAX_LIVE_REGISTERS, MAX_OVERHANG_RATIO, MIN_THREADS
-from .wgrad_config import WgradConfig
+from .wgrad_config import ClusterWgradConfig, WgradConfig
 
 THREADS_C_CHOICES = (1, 2, 4, 8, 16, 32)
 THREADS_PIXELS_CHOICES = (1, 2, 4, 7, 8, 14, 16, 32)
@@ -35,8 +35,6 @@ ROW_THREADS_CHOICES = (4, 8, 16, 32, 64)  # if channels are first
 DEFAULT_THREADS_PIXELS_CHOICES = (1, 4, 8, 16, 32)
 PIXELS_Y_CHOICES = (1, 2, 4)
 PIXELS_X_CHOICES = (1, 2, 4, 7, 8, 14, 28)
-PARTS_CHOICES = (1, 2, 3, 4, 6, 8, 11, 12, 16, 22, 24, 32, 33, 44, 48, 66, 88, 99, 132, 176, 198, 264, 396, 528)
-DEFAULT_PARTS_CHOICES = (1, 4, 8, 16, 33, 66, 132, 264, 528)
 NUM_STARTING_CONFIGS = 3  # with which a search starts after the default, without and with loads of the next tile
 MAX_TAPS = 32  # columns of the filter per thread
 MAX_DEFAULT_PRODUCTS = 1024
@@ -45,8 +43,13 @@ MAX_CTA_THREADS = 512
 MAX_OVERHANG = 1.5  # of the pixels of a default
 
 
+def select_type(in_cluster: bool) -> type[WgradConfig]:
+    """Return the type of configs; `in_cluster`: whether the parts are the CTAs of a cluster, as in all that follows."""
+    return ClusterWgradConfig if in_cluster else WgradConfig
+
+
 @functools.lru_cache(maxsize=64)
-def list_options(w: WeightGradient) -> dict[str, Sequence[int]]:
+def list_options(w: WeightGradient, in_cluster: bool = False) -> dict[str, Sequence[int]]:
     """Return the options of all knobs."""
     shape, itemsize = PlaneShape.from_workload(w.forward), get_itemsize(w.storage)
     outputs, inputs = w.O // w.groups, w.C // w.groups
@@ -81,7 +84,7 @@ def list_options(w: WeightGradient) -> dict[str, Sequence[int]]:
         "pixels_y": pixels[0],
         "pixels_x": pixels[1],
         "prefetch_tile": (0, 1),
-        "parts": PARTS_CHOICES,
+        "parts": select_type(in_cluster).PARTS_CHOICES,
     }
 
 
@@ -115,22 +118,22 @@ def list_pruned(w: WeightGradient) -> list[Rule]:
     ]
 
 
-def select_default(w: WeightGradient) -> WgradConfig:
+def select_default(w: WeightGradient, in_cluster: bool = False) -> WgradConfig:
     """Return the config with the lowest estimate."""
-    best_configs = [configs[0] for ahead in (0, 1) if (configs := list_best_configs(w, prefetch_tile=ahead))]
+    best_configs = [configs[0] for ahead in (0, 1) if (configs := list_best_configs(w, ahead, in_cluster))]
     return min(best_configs, key=lambda config: float(config.estimated_cycles))
 
 
-def list_starting_configs(w: WeightGradient) -> list[dict[str, Any]]:
+def list_starting_configs(w: WeightGradient, in_cluster: bool = False) -> list[dict[str, Any]]:
     """Return the configs with which a search starts after the default.
 
     Estimates of kernels that memory bounds are alike, so each config has another width of the channels of a CTA. Half
     of them load the next tile ahead.
     """
-    names = [name for name in list_options(w) if name != "vector_in" or w.groups != w.C]
-    default = select_default(w)
+    names = [name for name in list_options(w, in_cluster) if name != "vector_in" or w.groups != w.C]
+    default = select_default(w, in_cluster)
     without, ahead = (
-        [config for config in list_best_configs(w, prefetch_tile=prefetch_tile) if config != default]
+        [config for config in list_best_configs(w, prefetch_tile, in_cluster) if config != default]
         for prefetch_tile in (0, 1)
     )
     pairs = itertools.zip_longest(ahead[:NUM_STARTING_CONFIGS], without[:NUM_STARTING_CONFIGS])
@@ -139,15 +142,17 @@ def list_starting_configs(w: WeightGradient) -> list[dict[str, Any]]:
 
 
 @functools.lru_cache(maxsize=64)
-def list_best_configs(w: WeightGradient, prefetch_tile: int) -> list[WgradConfig]:
+def list_best_configs(w: WeightGradient, prefetch_tile: int, in_cluster: bool = False) -> list[WgradConfig]:
     """Return the configs with the lowest estimates, one for each width of the channels of a CTA, the best first."""
-    options = dict(list_options(w))
+    options = dict(list_options(w, in_cluster))
     itemsize, wanted = get_itemsize(w.storage), options["vector"]
     # Loading half a word takes as long as a whole word.
     options["vector"] = [v for v in wanted if v * itemsize >= WORD_BYTES] or wanted
     if w.layout != CHANNELS_FIRST:
         options["threads_pixels"] = DEFAULT_THREADS_PIXELS_CHOICES
-    options["parts"], options["prefetch_tile"] = (1,), (prefetch_tile,)
+    config_type = select_type(in_cluster)
+    parts_choices = config_type.DEFAULT_PARTS_CHOICES
+    options["parts"], options["prefetch_tile"] = parts_choices[:1], (prefetch_tile,)
     _, rows, columns = PlaneShape.from_workload(w.forward).output_size
     rules = [predicate for _, predicate in (*list_required(w), *list_pruned(w))]
     preferences: list[Callable[[WgradConfig], Any]] = [
@@ -157,7 +162,7 @@ def list_best_configs(w: WeightGradient, prefetch_tile: int) -> list[WgradConfig
         lambda t: (t.threads_c * t.vector * itemsize >= SECTOR_BYTES) | (t.threads_c == t.num_units),
         lambda t: math.prod(t.pixel_tiles) * t.pixels_y * t.pixels_x <= MAX_OVERHANG * rows * columns,
     ]
-    candidates = WgradConfig.from_options(options, w=w)
+    candidates = config_type.from_options(options, w=w)
     if prefetch_tile:  # no preference replaces a rule
         is_legal = functools.reduce(np.logical_and, (predicate(candidates) for predicate in rules))
         if not np.any(is_legal):
@@ -165,14 +170,14 @@ def list_best_configs(w: WeightGradient, prefetch_tile: int) -> list[WgradConfig
     for predicate in (*rules, *preferences):
         is_kept = predicate(candidates)
         candidates = candidates.filter(is_kept) if np.any(is_kept) else candidates
-    cycles = np.stack([_estimate_legal(candidates, rules, parts) for parts in DEFAULT_PARTS_CHOICES])
+    cycles = np.stack([_estimate_legal(candidates, rules, parts) for parts in parts_choices])
     best_parts = np.argmin(cycles, axis=0)
     best_cycles = np.min(cycles, axis=0)
     order = np.lexsort((best_parts, best_cycles))
     _, first_of_width = np.unique((candidates.threads_c * candidates.vector)[order], return_index=True)
     best = order[np.sort(first_of_width)[: 1 + NUM_STARTING_CONFIGS]].tolist()
     return [
-        dataclasses.replace(candidates.row(index), parts=DEFAULT_PARTS_CHOICES[best_parts[index]])
+        dataclasses.replace(candidates.row(index), parts=parts_choices[best_parts[index]])
         for index in best
         if np.isfinite(best_cycles[index]) or index == best[0]
     ]
@@ -185,12 +190,13 @@ def _estimate_legal(candidates: WgradConfig, rules: Sequence[Callable[[WgradConf
     return np.where(is_legal, configs.estimated_cycles, np.inf)
 
 
-def compute_usage(w: WeightGradient, columns: Columns) -> ResourceUsage:
+def compute_usage(w: WeightGradient, columns: Columns, in_cluster: bool = False) -> ResourceUsage:
     """Return the resources that configs use; instructions are estimated numbers per product."""
-    config = make_config(w, columns)
+    config = make_config(w, columns, in_cluster)
     return ResourceUsage(
         threads=config.num_threads,
         shared_bytes=config.shared_bytes,
+        dynamic_shared_bytes=config.dynamic_shared_bytes,
         accumulators=config.num_sums,
         blocks=config.num_blocks,
         all_threads=config.num_blocks * config.num_threads,
@@ -200,17 +206,18 @@ def compute_usage(w: WeightGradient, columns: Columns) -> ResourceUsage:
     )
 
 
-def make_config(w: WeightGradient, values: Mapping[str, Any]) -> WgradConfig:
+def make_config(w: WeightGradient, values: Mapping[str, Any], in_cluster: bool = False) -> WgradConfig:
     """Return the config of the knobs' values, or the configs of many; depthwise filters have one input channel."""
-    return WgradConfig(w=w, **{"vector_in": 1, **values})
+    return select_type(in_cluster)(w=w, **{"vector_in": 1, **values})
 
 
-def declare_knobs(w: WeightGradient, k: Knobs) -> WgradConfig:
+def declare_knobs(w: WeightGradient, k: Knobs, in_cluster: bool = False) -> WgradConfig:
     """Declare the knobs, with the defaults of the lowest estimate, and return their values."""
-    options = list_options(w)
+    options = list_options(w, in_cluster)
     if w.groups == w.C:
         options = {name: choices for name, choices in options.items() if name != "vector_in"}
-    declare_choices(k, options, select_default(w))
-    add_rules(k, functools.partial(make_config, w), list_required(w), list_pruned(w))
-    prune_by_estimate(k, functools.partial(make_config, w), float(select_default(w).estimated_cycles))
-    return make_config(w, k.values)
+    default, make = select_default(w, in_cluster), functools.partial(make_config, w, in_cluster=in_cluster)
+    declare_choices(k, options, default)
+    add_rules(k, make, list_required(w), list_pruned(w))
+    prune_by_estimate(k, make, float(default.estimated_cycles))
+    return make(k.values)

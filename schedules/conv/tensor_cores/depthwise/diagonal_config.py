@@ -1,4 +1,8 @@
-"""Configs of `depthwise_diagonal` of forward layers and dgrads: tiles of output pixels and octets of channels."""
+"""Configs of `depthwise_diagonal` of forward layers and dgrads: tiles of output pixels and octets of channels.
+
+Tiles count steps of outputs. A step has one output along an axis, or in a gradient with a stride as many as the stride.
+The outputs of a step have different taps: the *residue classes* of the gradient.
+"""
 
 from __future__ import annotations
 
@@ -23,23 +27,27 @@ from tvmconv.target import (
 )
 from tvmconv.tensor_map import MAX_BOX_ELEMENTS
 from tvmconv.workloads import Conv
-from tvmconv.workloads.dtypes import get_itemsize
+from tvmconv.workloads.conv_operator import ConvOperator
 
 from ...estimated_config import EstimatedTileConfig
+from ...plane_shape import PlaneShape
 from ...tile_config import Rule, combine_overlapping
+from ...transposed_view import TransposedView
 from ..gemm.pipelines import BARRIER_BYTES
 from ..implicit_gemm_shape import VECTOR_BYTES
 from ..latency_model import count_ctas_per_sm
 from .octets import OCTET, ODD_OCTETS, STAGE_ALIGNMENT_BYTES, SWIZZLE_PIXELS, SWIZZLED_OCTETS, count_copy_cycles
 
-MMA_PIXELS = 16  # neighbouring pixels of a row: the rows of a product
+MMA_PIXELS = 16  # pixels of a product: its rows
 REGISTERS_PER_MMA = 4
+ELEMENT_BYTES = 2
 OCTETS_CHOICES = (1, *SWIZZLED_OCTETS)
-ROWS_CHOICES = (2, 4, 7, 8, 14, 16)
-COLUMNS_CHOICES = (16, 32, 48, 64)
+ROWS_CHOICES = (1, 2, 4, 7, 8, 14, 16)
+COLUMNS_CHOICES = (8, 16, 32, 48, 64)
 WARPS_CHOICES = (1, 2, 4)
 STAGES_CHOICES = (2, 3, 4)
 MAX_WARPS = 16
+MAX_AXES = 2
 MAX_TAPS = 64  # of a thread's octet, in registers
 MAX_UNROLLED = 512  # instructions mma.sync of an item
 MAX_SHARED_BYTES = 227 << 10
@@ -55,36 +63,46 @@ START_CYCLES = 3000  # of a launch, the filters and the first window
 class DiagonalConfig(EstimatedTileConfig):
     """One config, or many configs as columns."""
 
-    TILE_KNOBS: ClassVar[tuple[str, ...]] = ("octets", "rows", "columns")
+    TILE_KNOBS: ClassVar[tuple[str, ...]] = ("octets", "columns", "mma_columns")
 
-    w: Conv
+    w: Conv | TransposedView
     octets: Any  # octets of channels of a CTA
-    rows: Any  # output rows of a tile, which a warp walks down
-    columns: Any  # output columns of a tile
+    rows: Any  # steps of a tile along the rows, which a warp walks down
+    columns: Any  # steps of a tile along the columns
+    mma_columns: Any  # columns of the 16 steps of a product, which has one row or two
     warps: Any  # warps of an octet, which divide the columns of a tile
     stages: Any  # windows in shared memory
 
     @classmethod
-    def list_options(cls, w: Conv) -> Mapping[str, Sequence[Any]]:
+    def list_options(cls, w: Conv | TransposedView) -> Mapping[str, Sequence[Any]]:
         """Return the options of all knobs."""
-        height, width = w.output_size
+        height, width = list_steps(w)
         octets = w.C // OCTET
+        whole = [round_up(width, OCTET)] if width <= COLUMNS_CHOICES[-1] else []
         return {
             "octets": sorted({n for n in OCTETS_CHOICES if n < 2 * octets} | {n for n in ODD_OCTETS if n <= octets}),
-            "rows": [n for n in ROWS_CHOICES if n < 2 * height] or ROWS_CHOICES[:1],
-            "columns": [n for n in COLUMNS_CHOICES if n < width + MMA_PIXELS],
+            "rows": [n for n in ROWS_CHOICES if n < 2 * height] if height > 1 else ROWS_CHOICES[:1],
+            "columns": sorted({n for n in (*COLUMNS_CHOICES, *whole) if n < width + MMA_PIXELS}),
+            "mma_columns": (OCTET, MMA_PIXELS),
             "warps": WARPS_CHOICES,
             "stages": STAGES_CHOICES,
         }
 
     @classmethod
-    def list_required(cls, w: Conv) -> list[Rule]:
+    def list_required(cls, w: Conv | TransposedView) -> list[Rule]:
         """Return the conditions on every config."""
         return [
+            (
+                "tiles have whole products",
+                lambda t: (t.columns % t.mma_columns == 0) & (t.rows % t.mma_rows == 0),
+            ),
             (f"at most {MAX_WARPS} warps multiply", lambda t: t.compute_warps <= MAX_WARPS),
             (
-                f"a window has at most {MAX_BOX_ELEMENTS} rows and columns",
-                lambda t: np.maximum(t.window_rows, t.window_columns) <= MAX_BOX_ELEMENTS,
+                f"windows and tiles have at most {MAX_BOX_ELEMENTS} rows and columns",
+                lambda t: (
+                    (np.maximum(t.window_rows, t.window_columns) <= MAX_BOX_ELEMENTS)
+                    & (np.maximum(t.result_rows, t.result_columns) <= MAX_BOX_ELEMENTS)
+                ),
             ),
             (f"at most {MAX_UNROLLED} products of a warp are unrolled", lambda t: t.mmas_per_item <= MAX_UNROLLED),
             (
@@ -98,9 +116,9 @@ class DiagonalConfig(EstimatedTileConfig):
         ]
 
     @classmethod
-    def list_pruned(cls, w: Conv) -> list[Rule]:
+    def list_pruned(cls, w: Conv | TransposedView) -> list[Rule]:
         """Return the conditions on configs that are worth a search."""
-        height, width = w.output_size
+        height, width = list_steps(w)
         return [
             ("warps of an octet have some columns each", lambda t: t.warps <= t.items_per_tile),
             ("at least two warps multiply", lambda t: t.compute_warps >= 2),
@@ -108,7 +126,7 @@ class DiagonalConfig(EstimatedTileConfig):
                 "tiles overhang the outputs by at most a half",
                 lambda t: (
                     t.tiles_y * t.rows * (t.tiles_x * t.columns) * t.channel_blocks * t.channels
-                    <= MAX_OVERHANG * max(height, 2) * max(width, MMA_PIXELS) * w.C
+                    <= MAX_OVERHANG * max(height, 2) * max(width, OCTET) * w.C
                 ),
             ),
             (
@@ -119,7 +137,7 @@ class DiagonalConfig(EstimatedTileConfig):
 
     @classmethod
     @functools.lru_cache(maxsize=64)
-    def list_legal(cls, w: Conv) -> tuple[DiagonalConfig, Any]:
+    def list_legal(cls, w: Conv | TransposedView) -> tuple[DiagonalConfig, Any]:
         """Return all configs, and which of them meet the required rules."""
         configs = cls.from_options(cls.list_options(w), w=w)
         return configs, functools.reduce(np.logical_and, [predicate(configs) for _, predicate in cls.list_required(w)])
@@ -134,19 +152,45 @@ class DiagonalConfig(EstimatedTileConfig):
         """Bytes of the channels of a pixel: as wide as a swizzle, or an odd multiple of 16."""
         return VECTOR_BYTES * self.octets
 
-    def _window_extent(self, axis: int, outputs: Any) -> Any:
-        w = self.w
-        return (outputs - 1) * w.stride[axis] + (w.kernel[axis] - 1) * w.dilation[axis] + 1
+    @property
+    def shape(self) -> PlaneShape:
+        """Sizes over planes, rows and columns."""
+        return PlaneShape.from_workload(self.w)
+
+    @property
+    def input_steps(self) -> tuple[int, int]:
+        """Distances of the inputs of neighbouring steps along rows and columns."""
+        shape = self.shape
+        row, column = (1 if shape.upsampling[axis] > 1 else shape.strides[axis] for axis in (1, 2))
+        return row, column
+
+    def _count_inputs(self, axis: int, steps: Any) -> Any:
+        shape = self.shape
+        of_first = shape.list_input_offsets(axis, shape.upsampling[axis])[-1] + 1
+        return of_first + (steps - 1) * self.input_steps[axis - 1]
 
     @property
     def window_rows(self) -> Any:
         """Rows of X that a tile reads."""
-        return self._window_extent(0, self.rows)
+        return self._count_inputs(1, self.rows)
 
     @property
     def window_columns(self) -> Any:
-        """Columns of X that a tile reads, and some behind them, so that rows begin with whole swizzles."""
-        return round_up(self._window_extent(1, self.columns), SWIZZLE_PIXELS)
+        """Columns of X that the outputs of a tile read, and some behind them: rows begin with whole swizzles.
+
+        Steps behind the last output read what follows, and are not stored.
+        """
+        return round_up(self._count_inputs(2, np.minimum(self.columns, list_steps(self.w)[1])), SWIZZLE_PIXELS)
+
+    @property
+    def result_rows(self) -> Any:
+        """Output rows of a tile."""
+        return self.rows * self.shape.upsampling[1]
+
+    @property
+    def result_columns(self) -> Any:
+        """Output columns of a tile."""
+        return self.columns * self.shape.upsampling[2]
 
     @property
     def window_bytes(self) -> Any:
@@ -155,8 +199,9 @@ class DiagonalConfig(EstimatedTileConfig):
 
     @property
     def stage_pitch(self) -> Any:
-        """Bytes from a window to the next."""
-        return round_up(self.window_bytes, STAGE_ALIGNMENT_BYTES)
+        """Bytes from a window to the next, with what steps behind the last output read, which TMA does not write."""
+        pixels_behind = np.maximum(0, self._count_inputs(2, self.columns) - self.window_columns)
+        return round_up(self.window_bytes + pixels_behind * self.pixel_bytes, STAGE_ALIGNMENT_BYTES)
 
     @property
     def result_offset_bytes(self) -> Any:
@@ -166,7 +211,7 @@ class DiagonalConfig(EstimatedTileConfig):
     @property
     def barrier_offset_bytes(self) -> Any:
         """Bytes in front of the barriers."""
-        return self.result_offset_bytes + self.rows * self.columns * self.pixel_bytes
+        return self.result_offset_bytes + self.result_rows * self.result_columns * self.pixel_bytes
 
     @property
     def smem_bytes(self) -> Any:
@@ -174,9 +219,14 @@ class DiagonalConfig(EstimatedTileConfig):
         return STAGE_ALIGNMENT_BYTES + self.barrier_offset_bytes + 2 * BARRIER_BYTES * self.stages
 
     @property
+    def mma_rows(self) -> Any:
+        """Rows of the steps of a product."""
+        return MMA_PIXELS // self.mma_columns
+
+    @property
     def items_per_tile(self) -> Any:
         """Groups of columns, which the warps of an octet divide among them."""
-        return self.columns // MMA_PIXELS
+        return self.columns // self.mma_columns
 
     @property
     def compute_warps(self) -> Any:
@@ -189,32 +239,51 @@ class DiagonalConfig(EstimatedTileConfig):
         return self.compute_warps + 1
 
     @property
-    def column_pairs(self) -> int:
-        """Pairs of columns of the filter, whose octets are the reduction of a product; the last may have one."""
-        return ceil_div(self.w.kernel[1], 2)
+    def shift_pairs(self) -> int:
+        """Pairs of shifts along the columns at which taps read X, whose fragments are loaded together."""
+        return ceil_div(len(self.shape.list_input_offsets(2, self.shape.upsampling[2])), 2)
+
+    @property
+    def mmas_per_line(self) -> int:
+        """Products of a fragment with the taps of a row of the filter: two taps of a class each, or the last one."""
+        shape = self.shape
+        classes = [
+            sum(shape.input_offset(2, column, tap) is not None for tap in range(shape.kernel_size[2]))
+            for column in range(shape.upsampling[2])
+        ]
+        return sum(ceil_div(taps, 2) for taps in classes)
 
     @property
     def mmas_per_item(self) -> Any:
         """Instructions mma.sync of a warp for its columns of a tile."""
-        return self.rows * self.w.kernel[0] * self.column_pairs
+        return self.row_units * self.shape.kernel_size[1] * self.mmas_per_line
 
     @property
-    def live_rows(self) -> Any:
-        """Output rows whose sums a thread keeps at a time."""
-        w = self.w
-        return np.minimum(self.rows, ceil_div((w.kernel[0] - 1) * w.dilation[0] + 1, w.stride[0]))
+    def row_units(self) -> Any:
+        """Products along the rows of a tile."""
+        return self.rows // self.mma_rows
+
+    @property
+    def classes(self) -> int:
+        """Outputs of a step."""
+        return math.prod(self.shape.upsampling)
+
+    @property
+    def live_units(self) -> Any:
+        """Products along the rows whose sums a thread keeps at a time."""
+        return np.minimum(self.row_units, ceil_div(self._count_inputs(1, 1), self.input_steps[0] * self.mma_rows))
 
     @property
     def num_accumulators(self) -> Any:
         """Accumulator registers per thread."""
-        return self.rows * REGISTERS_PER_MMA
+        return self.row_units * self.classes * REGISTERS_PER_MMA
 
     @property
     def registers(self) -> Any:
         """Estimated registers per thread: sums, taps, the fragments of two rows of the window, and their places."""
-        fragments = 2 * REGISTERS_PER_MMA * self.column_pairs + self.column_pairs
-        taps = math.prod(self.w.kernel)
-        return round_up(REGISTERS_PER_MMA * self.live_rows + taps + fragments + OVERHEAD_REGISTERS, 8)
+        fragments = 2 * REGISTERS_PER_MMA * self.shift_pairs + self.shift_pairs
+        sums = REGISTERS_PER_MMA * self.live_units * self.classes
+        return round_up(sums + self.shape.num_taps + fragments + OVERHEAD_REGISTERS, 8)
 
     @property
     def channel_blocks(self) -> Any:
@@ -224,12 +293,12 @@ class DiagonalConfig(EstimatedTileConfig):
     @property
     def tiles_y(self) -> Any:
         """Tiles along the rows of an image."""
-        return ceil_div(self.w.output_size[0], self.rows)
+        return ceil_div(self.shape.output_size[1], self.result_rows)
 
     @property
     def tiles_x(self) -> Any:
         """Tiles along the columns of an image."""
-        return ceil_div(self.w.output_size[1], self.columns)
+        return ceil_div(self.shape.output_size[2], self.result_columns)
 
     @property
     def pixel_tiles(self) -> Any:
@@ -261,49 +330,52 @@ class DiagonalConfig(EstimatedTileConfig):
     @property
     def estimated_cycles(self) -> Any:
         """Estimated latency in clock cycles: products, instructions, shared memory, copies and memory."""
-        w = self.w
+        shape = self.shape
         ctas_of_sm = np.maximum(ceil_div(self.num_blocks, H200.multiprocessors), 1)
         resident = np.minimum(ctas_of_sm, self.ctas_per_sm)
         tiles = self.tiles_per_cta * resident * ceil_div(ctas_of_sm, self.ctas_per_sm)
         items = ceil_div(self.items_per_tile, self.warps) * self.warps * self.octets
         mmas = items * self.mmas_per_item
-        loads = items * self.window_rows * self.column_pairs
-        results = items * self.rows
+        products = mmas * (shape.kernel_size[2] / 2 / self.mmas_per_line)  # those of one tap take half as long
+        lines = self.window_rows - (self.mma_rows - 1) * self.input_steps[0]  # with which a fragment begins
+        loads, results = items * lines * self.shift_pairs, items * self.row_units * self.classes
         issued = mmas + 2 * loads + STORE_INSTRUCTIONS * results
-        conflicts = math.gcd(w.stride[1], 2)
-        matrices = 2 * w.kernel[1] / self.column_pairs  # of a load
-        shared = loads * matrices * conflicts + 2 * results + self.window_bytes / LINE_BYTES
-        memory = w.min_bytes / (H200.multiprocessors * H200_FIT.strips.l2_bytes_per_cycle)
+        conflicts = math.gcd(self.input_steps[1], 2)
+        shared = loads * REGISTERS_PER_MMA * conflicts + 2 * results + self.window_bytes / LINE_BYTES
+        pixels = self.window_rows * self.window_columns + self.result_rows * self.result_columns
+        elements = sum(map(math.prod, (shape.input_size, shape.output_size))) * self.w.N * self.w.C
+        memory = elements * ELEMENT_BYTES / (H200.multiprocessors * H200_FIT.strips.l2_bytes_per_cycle)
         warps = resident * self.compute_warps
         cycles = combine_overlapping(
-            tiles * mmas * CLOCKS_PER_MATRIX_MULTIPLY * np.maximum(1, SCHEDULERS / warps),
+            tiles * products * CLOCKS_PER_MATRIX_MULTIPLY * np.maximum(1, SCHEDULERS / warps),
             tiles * issued / (SCHEDULERS * ISSUED_PER_CYCLE),
             tiles * shared,
-            tiles * count_copy_cycles(self.window_rows * self.window_columns, self.pixel_bytes),
+            tiles * count_copy_cycles(pixels, self.octets),
             memory * np.ones_like(self.octets),
             self.tiles_per_cta * (2 * issued / np.maximum(1, self.compute_warps) + L2_CLOCKS),
         )
         return cycles + START_CYCLES
 
 
+def list_steps(w: Conv | TransposedView) -> tuple[int, int]:
+    """Return the numbers of steps of outputs along rows and columns."""
+    shape = PlaneShape.from_workload(w)
+    rows, columns = (ceil_div(shape.output_size[axis], shape.upsampling[axis]) for axis in (1, 2))
+    return rows, columns
+
+
 @functools.lru_cache(maxsize=64)
-def can_multiply_octets(w: Conv) -> bool:
-    """Whether an image has one filter per channel, channels fill octets, and a config fits registers and memory."""
+def fits_octets(w: Conv | TransposedView) -> bool:
+    """Whether an image or a signal has one filter per channel, channels fill octets, and a config fits an SM."""
     return (
-        w.spatial_ndim == 2
+        w.spatial_ndim <= MAX_AXES
         and w.C == w.O == w.groups > 1
         and w.C % OCTET == 0
-        and get_itemsize(w.storage) == 2
-        and w.storage == w.argument_dtypes[-1]
         and 1 < math.prod(w.kernel) <= MAX_TAPS
-        and not w.returns_stats
-        and not w.has_large_tensors
-        and not w.cached_frames
-        and max(w.upsampling) == 1
         and DiagonalConfig.has_config(w)
     )
 
 
-def is_promising(w: Conv) -> bool:
+def is_promising(w: ConvOperator) -> bool:
     """Return whether the layer is so large that more than the launch decides."""
     return bool(w.min_bytes >= MIN_PROMISING_BYTES)

@@ -9,17 +9,21 @@ from tvmconv.requirements import CHANNELS_LAST_LAYOUT, all_of
 from tvmconv.space import Knobs
 from tvmconv.workloads import Conv
 
-from ....primitives import disable_buffer_reuse
-from ....tir_builder import build_schedule
-from .diagonal_config import DiagonalConfig, can_multiply_octets, is_promising
-from .diagonals import emit_diagonals
+from .diagonal_config import DiagonalConfig, fits_octets, is_promising
+from .diagonals import build_diagonal_schedule
+
+
+def has_octets(w: Conv) -> bool:
+    """Whether the kernel can compute the layer."""
+    is_plain = not (w.returns_stats or w.has_large_tensors or w.cached_frames) and max(w.upsampling) == 1
+    return is_plain and w.storage == w.argument_dtypes[-1] and fits_octets(w)
 
 
 @schedule(
-    "conv2d",
+    *("conv1d", "conv2d"),
     dtypes=("float16", "bfloat16"),
     usage=DiagonalConfig.compute_usage,
-    condition=all_of(CHANNELS_LAST_LAYOUT, can_multiply_octets),
+    condition=all_of(CHANNELS_LAST_LAYOUT, has_octets),
     search_if=is_promising,
     starting_configs=DiagonalConfig.list_starting_configs,
     device_kinds=("cuda",),
@@ -27,7 +31,4 @@ from .diagonals import emit_diagonals
 )
 def depthwise_diagonal(s: Schedule, w: Conv, k: Knobs) -> Schedule:
     """Multiply octets of channels of X at two taps by diagonal matrices of the filters, row by row of a window."""
-    config = DiagonalConfig.declare_knobs(w, k)
-    built = build_schedule(w, lambda arguments: emit_diagonals(config, arguments))
-    disable_buffer_reuse(built)  # TVM does not see the accesses of TMA
-    return built
+    return build_diagonal_schedule(w, DiagonalConfig.declare_knobs(w, k))

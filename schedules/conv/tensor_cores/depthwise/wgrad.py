@@ -227,8 +227,9 @@ class DepthwiseWgradKernel:
     def locate_lane(self) -> None:
         """Compute the places of the rows of the lane's matrices in a stage, and allocate fragments.
 
-        Of the matrices of X, odd ones have the second tap of a pair, and the last two the last eight pixels. Of the
-        matrices of dY, odd ones have the last eight pixels, and the last two the next rows of dY.
+        Of the matrices of X, odd ones have the second tap of a pair, and the last two the last eight pixels. The second
+        tap is in the next column, or for a single last column in the next row. Of the matrices of dY, odd ones have the
+        last eight pixels, and the last two the next rows of dY.
         """
         config, shape, lane = self.config, self.shape, self.position.lane
         _, stride_y, stride_x = shape.strides
@@ -239,10 +240,11 @@ class DepthwiseWgradKernel:
         column = (pixel if is_row else pixel + second * 8) * stride_x
         input_pixel = Register("input_pixel", value=row * config.window_columns + column).value
         self.input_places = allocate("input_place", config.column_pairs, "uint32")
+        next_column, next_row = shape.dilations[2], shape.dilations[1] * config.window_columns
         for pair in range(config.column_pairs):
             has_both = 2 * pair + 1 < shape.kernel_size[2]
-            tap = 2 * pair + (first if has_both else 0)
-            store(self.input_places, pair, self.locate_pixel(input_pixel + tap * shape.dilations[2]))
+            tap = 2 * pair * shape.dilations[2] + first * (next_column if has_both else next_row)
+            store(self.input_places, pair, self.locate_pixel(input_pixel + tap))
         row, column = (first, pixel) if is_row else (0, pixel + first * 8)
         gradient_pixel = (row + second * config.mma_rows) * config.pixels_x + column
         place = to_uint32(config.input_pixels * self.pixel_bytes) + self.locate_pixel(gradient_pixel)
@@ -288,12 +290,26 @@ class DepthwiseWgradKernel:
         size, count = self.atom.b_registers, self.atom.num_accumulators
         for row, products in sorted(row_taps.items()):
             for pair in range(config.column_pairs):
+                is_last = 2 * pair + 1 == shape.kernel_size[2]
+                used = [(unit, tap) for unit, tap in products if not (is_last and tap % 2)]
+                if not used:
+                    continue
                 offset = to_uint32(row * int(config.window_columns) * self.pixel_bytes)
                 ldmatrix_x4(a_registers, address + self.input_places[pair] + offset, transposed=True)
-                for unit, tap in products:
-                    first = (tap * config.column_pairs + pair) * count
+                for unit, tap in used:
+                    first = self.find_sum(tap, 2 * pair)
                     sums = [self.accumulators[first + e] for e in range(count)]
                     self.atom.emit(sums, a_registers, [self.gradient[unit * size + e] for e in range(size)])
+
+    def find_sum(self, tap: int, column: int) -> int:
+        """Return the first of the two accumulator registers of a tap of a warp.
+
+        Even taps of a pair have registers 0 and 1 of a product, odd ones 2 and 3.
+        """
+        config, pairs = self.config, self.shape.kernel_size[2] // 2
+        if column < 2 * pairs:
+            return (tap * pairs + column // 2) * self.atom.num_accumulators + column % 2 * 2
+        return (int(config.taps_y) * pairs + tap // 2) * self.atom.num_accumulators + tap % 2 * 2
 
     def store_sums(self) -> None:
         """Add the diagonals of the warps in shared memory in order, and store them to the workspace."""
@@ -310,7 +326,7 @@ class DepthwiseWgradKernel:
         with if_(lane // 8 == lane % 4):
             for tap in range(int(config.taps_y)):
                 for column in range(num_columns):
-                    number = (tap * config.column_pairs + column // 2) * 4 + column % 2 * 2
+                    number = self.find_sum(tap, column)
                     pair = self.accumulators[number], self.accumulators[number + 1]
                     diagonal = T.Select(lane // 4 % 2 == 0, *pair)
                     store(value, 0, T.reinterpret("uint32", diagonal))

@@ -29,7 +29,7 @@ from ...plane_shape import PlaneShape
 from ...tile_config import Rule, combine_overlapping
 from ..gemm.pipelines import BARRIER_BYTES
 from ..implicit_gemm_shape import VECTOR_BYTES
-from .octets import OCTET, ODD_OCTETS, STAGE_ALIGNMENT_BYTES, SWIZZLE_PIXELS, SWIZZLED_OCTETS
+from .octets import OCTET, ODD_OCTETS, STAGE_ALIGNMENT_BYTES, SWIZZLE_PIXELS, SWIZZLED_OCTETS, count_copy_cycles
 
 MMA_PIXELS = 16  # pixels of dY of a product: its reduction
 REGISTERS_PER_MMA = 4
@@ -51,7 +51,7 @@ MAX_COLUMNS_RATIO = 1.5  # columns of all tiles, relative to those of dY
 LDMATRIX_CYCLES = 4  # of shared memory: four matrices
 ITEM_INSTRUCTIONS = 20  # of the addresses of an item
 ISSUED_PER_CYCLE = 0.72  # instructions of a scheduler, fitted to searches of ten layers on an H100
-MAX_ESTIMATE_RATIO = 0.75  # to the estimate on the FMA units, above which no search tries this kernel
+MAX_ESTIMATE_RATIO = 1.2  # to the estimate on the FMA units, above which no search tries this kernel
 # Clock cycles of the second kernel, which starts early, and its bytes per cycle.
 REDUCTION_CYCLES, WORKSPACE_BYTES_PER_CYCLE = 1500, 1500
 
@@ -156,8 +156,14 @@ class DepthwiseWgradConfig(EstimatedTileConfig):
 
     @property
     def column_pairs(self) -> int:
-        """Pairs of columns of the filter, whose octets are the rows of a product."""
+        """Pairs of columns of the filter, whose octets are the rows of a product; the last may have one column."""
         return ceil_div(self.shape.kernel_size[2], 2)
+
+    @property
+    def tap_pairs(self) -> Any:
+        """Pairs of taps of a warp: of neighbouring columns, or of neighbouring rows in a last column without a pair."""
+        pairs, last = divmod(self.shape.kernel_size[2], 2)
+        return self.taps_y * pairs + last * ceil_div(self.taps_y, 2)
 
     @property
     def mma_rows(self) -> Any:
@@ -187,7 +193,7 @@ class DepthwiseWgradConfig(EstimatedTileConfig):
     @property
     def num_accumulators(self) -> Any:
         """Accumulator registers per thread."""
-        return self.taps_y * self.column_pairs * REGISTERS_PER_MMA
+        return self.tap_pairs * REGISTERS_PER_MMA
 
     @property
     def row_units(self) -> Any:
@@ -197,7 +203,7 @@ class DepthwiseWgradConfig(EstimatedTileConfig):
     @property
     def mmas_per_item(self) -> Any:
         """Instructions mma.sync of a warp for some columns of a strip."""
-        return self.row_units * self.taps_y * self.column_pairs
+        return self.row_units * self.tap_pairs
 
     @property
     def items_per_tile(self) -> Any:
@@ -248,9 +254,12 @@ class DepthwiseWgradConfig(EstimatedTileConfig):
 
     @property
     def window_columns(self) -> Any:
-        """Columns of X below a tile, and some behind them, so that rows begin with whole swizzles."""
-        columns = (self.pixels_x - 1) * self.shape.strides[2] + self.shape.window_extent[2]
-        return round_up(columns, SWIZZLE_PIXELS)
+        """Columns of X below a tile, and some behind them, so that rows begin with whole swizzles.
+
+        Columns of dY behind the image are zeros, and what follows a row of X is multiplied by them.
+        """
+        pixels = np.minimum(self.pixels_x, self.shape.output_size[2])
+        return round_up((pixels - 1) * self.shape.strides[2] + self.shape.window_extent[2], SWIZZLE_PIXELS)
 
     @property
     def pixel_bytes(self) -> Any:
@@ -332,6 +341,7 @@ class DepthwiseWgradConfig(EstimatedTileConfig):
             tiles * issued / (SCHEDULERS * ISSUED_PER_CYCLE),
             tiles * (loads * LDMATRIX_CYCLES * conflicts + self.stage_bytes / LINE_BYTES),
             tiles * self._copied_bytes / H200_FIT.strips.l2_bytes_per_cycle,
+            tiles * count_copy_cycles(self.input_pixels + self.gradient_pixels, self.octets),
             ceil_div(blocks_per_sm, resident) * (self.iterations * 2 * issued / num_warps + L2_CLOCKS),
         )
         start = ceil_div(blocks_per_sm, resident) * (4 * L2_CLOCKS + self.num_cta_sums / self.num_threads * 4)
@@ -354,10 +364,9 @@ class DepthwiseWgradConfig(EstimatedTileConfig):
 @functools.lru_cache(maxsize=64)
 def may_beat_fma_units(w: WeightGradient) -> bool:
     """Whether this kernel may be faster than that of the FMA units, by the estimates of both."""
-    if not can_multiply_octets(w):
-        return False
-    estimate = DepthwiseWgradConfig.select_default(w).estimated_cycles
-    return bool(estimate <= MAX_ESTIMATE_RATIO * select_fma_default(w).estimated_cycles)
+    configs = DepthwiseWgradConfig.list_starting_configs(w) if can_multiply_octets(w) else []
+    estimates = [DepthwiseWgradConfig(w=w, **config).estimated_cycles for config in configs]
+    return bool(estimates and min(estimates) <= MAX_ESTIMATE_RATIO * select_fma_default(w).estimated_cycles)
 
 
 @functools.lru_cache(maxsize=64)
