@@ -115,3 +115,36 @@ def test_tf32_is_an_option_and_weights_are_compensated():
     assert not (weight.view(np.uint32) & 0x1FFF).any()
     assert abs(np.abs(weight).sum() / np.abs(exact).sum() - 1 - 2**-11 / (2 * np.log(2))) < 2e-5
     assert "tf32" not in tvmconv.relax.optimize_with_report(mod, "sm_90").report.lines[0].workload
+
+
+@pytest.mark.parametrize("tracks", [False, True])
+@pytest.mark.parametrize("is_affine", [False, True])
+def test_instance_norms_have_the_epsilon_of_the_model(is_affine, tracks):
+    norm = nn.InstanceNorm2d(5, eps=0.3, affine=is_affine, track_running_stats=tracks)
+    model, x = nn.Sequential(nn.Conv2d(3, 5, 1), norm), torch.randn(2, 3, 4, 4)
+    for parameter in (*model.parameters(), *model.buffers()):
+        parameter.data = parameter.data + torch.rand(parameter.shape)
+    mod = tvmconv.relax.from_exported_program(torch.export.export(model.eval(), (x,)))
+    assert differ(tvmconv.relax.optimize_with_report(mod, CPU).compile(), model, x) < 1e-5
+
+
+class Norms(nn.Module):
+    """Normalizations that TVM 0.27 does not compile in bfloat16."""
+
+    def __init__(self):
+        super().__init__()
+        self.conv, self.instance = nn.Conv2d(3, 6, 1), nn.InstanceNorm2d(6, affine=True)
+        self.groups = nn.Sequential(nn.GroupNorm(2, 6, affine=False, eps=0.2), nn.GroupNorm(3, 6))
+        self.layer = nn.LayerNorm(6)
+
+    def forward(self, x):
+        y = self.groups(self.instance(self.conv(x.bfloat16())))
+        return self.layer(y.permute(0, 2, 3, 1)).permute(0, 3, 1, 2).float()
+
+
+@pytest.mark.parametrize("layout", ["nchw", "nhwc"])
+def test_normalizations_in_bfloat16_equal_pytorch(layout):
+    model, x = Norms().eval().bfloat16(), torch.randn(2, 3, 5, 4)
+    mod = tvmconv.relax.from_exported_program(torch.export.export(model, (x,)))
+    optimized = tvmconv.relax.optimize_with_report(mod, CPU, layout=layout)
+    assert differ(optimized.compile(), model, x) < 2e-2
