@@ -96,6 +96,19 @@ def test_command_reads_weights_in_a_file_of_their_own(tmp_path, capsys):
     assert "conv2d:1x2x5x6,4x2x3x3,s1,p1x1x3x3" in capsys.readouterr().out
 
 
+def test_model_that_tvm_refuses_is_an_error_of_one_line(tmp_path, capsys):
+    x, y = (helper.make_tensor_value_info(n, TensorProto.FLOAT, s) for n, s in (("x", [1, 5, 9, 9]), ("y", None)))
+    weight = numpy_helper.from_array(np.ones((8, 4, 3, 3), np.float32), "weight")  # of four channels, not five
+    graph = helper.make_graph([helper.make_node("Conv", ["x", "weight"], ["y"])], "g", [x], [y], [weight])
+    path = tmp_path / "model.onnx"
+    onnx.save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8), path)
+    assert main(["relax", str(path), "--target", "sm_90"]) == 2
+    printed = capsys.readouterr()
+    assert printed.out == ""
+    assert "TVM cannot import" in printed.err
+    assert len(printed.err.splitlines()) == 1
+
+
 @pytest.mark.skipif(nvrtc.explain_unavailability() is not None, reason="NVRTC is missing")
 def test_tf32_is_an_option_and_weights_are_compensated():
     model, x = nn.Conv2d(64, 64, 3, padding=1, bias=False).eval(), torch.randn(1, 64, 14, 14)
