@@ -2,6 +2,7 @@
 
 import numpy as np
 import onnx
+import onnx.reference
 import pytest
 import torch
 import tvm
@@ -94,6 +95,47 @@ def test_command_reads_weights_in_a_file_of_their_own(tmp_path, capsys):
     onnx.save(model, path, save_as_external_data=True, size_threshold=0)
     assert main(["relax", str(path), "--target", "llvm", "--csv"]) == 0
     assert "conv2d:1x2x5x6,4x2x3x3,s1,p1x1x3x3" in capsys.readouterr().out
+
+
+PADDED = [
+    ("Conv", {"auto_pad": "SAME_UPPER", "strides": [2, 2]}, "s2,p1x0x1x1,relu", (1, 6, 5, 5)),
+    ("Conv", {"auto_pad": "SAME_LOWER", "strides": [2, 2]}, "s2,p1x1x1x0,relu", (1, 6, 5, 5)),
+    ("Conv", {"auto_pad": "SAME_UPPER", "dilations": [2, 1]}, "s1,p2x1,d2x1,relu", (1, 6, 9, 10)),
+    ("ConvTranspose", {"auto_pad": "SAME_UPPER", "strides": [2, 2]}, "s2,p0x0x1x1,relu", (1, 6, 18, 20)),
+    ("ConvTranspose", {"output_shape": [18, 21], "strides": [2, 2]}, "s2,p1x0x0x0,relu", (1, 6, 18, 21)),
+]
+
+
+@pytest.mark.parametrize(("op", "attributes", "text", "sizes"), PADDED)
+def test_automatic_paddings_of_onnx_are_those_of_the_kernel(op, attributes, text, sizes):
+    """TVM's importer pads by a function of its own, and ignores the size of a transposed convolution's output."""
+    nodes = [helper.make_node(op, ["x", "weight"], ["sum"], **attributes), helper.make_node("Relu", ["sum"], ["y"])]
+    x, y = (helper.make_tensor_value_info(n, TensorProto.FLOAT, s) for n, s in (("x", [1, 4, 9, 10]), ("y", None)))
+    weight = numpy_helper.from_array(np.ones((6, 4, 3, 3) if op == "Conv" else (4, 6, 3, 3), np.float32), "weight")
+    graph = helper.make_graph(nodes, "g", [x], [y], [weight])
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
+    optimized = tvmconv.relax.optimize_with_report(tvmconv.relax.from_onnx(model), CPU)
+    assert [line.workload.split(",", 2)[2] for line in optimized.report.lines] == [text]
+    assert tuple(map(int, optimized.mod["main"].ret_ty.shape)) == sizes
+
+
+def test_automatic_padding_of_a_mean_and_a_symbolic_batch():
+    """The zeros around the pixels count in no mean. Sizes of a batch need not be known."""
+    nodes = [
+        helper.make_node("AveragePool", ["x"], ["mean"], kernel_shape=[3, 3], strides=[2, 2], auto_pad="SAME_UPPER"),
+        helper.make_node("Conv", ["mean", "weight"], ["y"], auto_pad="SAME_UPPER"),
+    ]
+    x, y = (helper.make_tensor_value_info(n, TensorProto.FLOAT, s) for n, s in (("x", ["n", 4, 9, 10]), ("y", None)))
+    weight = numpy_helper.from_array(np.random.default_rng(0).standard_normal((6, 4, 3, 3), np.float32), "weight")
+    graph = helper.make_graph(nodes, "g", [x], [y], [weight])
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
+    mod = tvmconv.relax.from_onnx(model)
+    assert "call_tir" not in mod["main"].script()
+    optimized = tvmconv.relax.optimize_with_report(mod, CPU, batch_sizes=(2,))
+    array = np.random.default_rng(1).standard_normal((2, 4, 9, 10), np.float32)
+    machine = tvm.relax.VirtualMachine(optimized.compile(), tvm.cpu())
+    expected = onnx.reference.ReferenceEvaluator(model).run(None, {"x": array})[0]
+    assert np.allclose(machine["main"](tvm.runtime.tensor(array)).numpy(), expected, atol=1e-5)
 
 
 def test_model_that_tvm_refuses_is_an_error_of_one_line(tmp_path, capsys):

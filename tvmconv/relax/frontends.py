@@ -46,7 +46,8 @@ def from_onnx(model: onnx.ModelProto, **options: Any) -> IRModule:
     """Import a model of ONNX into Relax, after operations on constants are computed.
 
     TVM's importer refuses paddings, slices and shapes that are computed from constants, as PyTorch's exporter writes
-    them.
+    them. Automatic paddings, as in models of TensorFlow, and sizes of the outputs of transposed convolutions become
+    paddings of the convolutions, where the importer pads in a function of its own, and ignores such a size.
 
     Args:
         model: Model with its weights.
