@@ -2,6 +2,7 @@
 
 import numpy as np
 import onnx
+import onnx.reference
 import pytest
 import torch
 import tvm
@@ -96,6 +97,60 @@ def test_command_reads_weights_in_a_file_of_their_own(tmp_path, capsys):
     assert "conv2d:1x2x5x6,4x2x3x3,s1,p1x1x3x3" in capsys.readouterr().out
 
 
+PADDED = [
+    ("Conv", {"auto_pad": "SAME_UPPER", "strides": [2, 2]}, "s2,p1x0x1x1,relu", (1, 6, 5, 5)),
+    ("Conv", {"auto_pad": "SAME_LOWER", "strides": [2, 2]}, "s2,p1x1x1x0,relu", (1, 6, 5, 5)),
+    ("Conv", {"auto_pad": "SAME_UPPER", "dilations": [2, 1]}, "s1,p2x1,d2x1,relu", (1, 6, 9, 10)),
+    ("ConvTranspose", {"auto_pad": "SAME_UPPER", "strides": [2, 2]}, "s2,p0x0x1x1,relu", (1, 6, 18, 20)),
+    ("ConvTranspose", {"output_shape": [18, 21], "strides": [2, 2]}, "s2,p1x0x0x0,relu", (1, 6, 18, 21)),
+]
+
+
+@pytest.mark.parametrize(("op", "attributes", "text", "sizes"), PADDED)
+def test_automatic_paddings_of_onnx_are_those_of_the_kernel(op, attributes, text, sizes):
+    """TVM's importer pads by a function of its own, and ignores the size of a transposed convolution's output."""
+    nodes = [helper.make_node(op, ["x", "weight"], ["sum"], **attributes), helper.make_node("Relu", ["sum"], ["y"])]
+    x, y = (helper.make_tensor_value_info(n, TensorProto.FLOAT, s) for n, s in (("x", [1, 4, 9, 10]), ("y", None)))
+    weight = numpy_helper.from_array(np.ones((6, 4, 3, 3) if op == "Conv" else (4, 6, 3, 3), np.float32), "weight")
+    graph = helper.make_graph(nodes, "g", [x], [y], [weight])
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
+    optimized = tvmconv.relax.optimize_with_report(tvmconv.relax.from_onnx(model), CPU)
+    assert [line.workload.split(",", 2)[2] for line in optimized.report.lines] == [text]
+    assert tuple(map(int, optimized.mod["main"].ret_ty.shape)) == sizes
+
+
+def test_automatic_padding_of_a_mean_and_a_symbolic_batch():
+    """The zeros around the pixels count in no mean. Sizes of a batch need not be known."""
+    nodes = [
+        helper.make_node("AveragePool", ["x"], ["mean"], kernel_shape=[3, 3], strides=[2, 2], auto_pad="SAME_UPPER"),
+        helper.make_node("Conv", ["mean", "weight"], ["y"], auto_pad="SAME_UPPER"),
+    ]
+    x, y = (helper.make_tensor_value_info(n, TensorProto.FLOAT, s) for n, s in (("x", ["n", 4, 9, 10]), ("y", None)))
+    weight = numpy_helper.from_array(np.random.default_rng(0).standard_normal((6, 4, 3, 3), np.float32), "weight")
+    graph = helper.make_graph(nodes, "g", [x], [y], [weight])
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
+    mod = tvmconv.relax.from_onnx(model)
+    assert "call_tir" not in mod["main"].script()
+    optimized = tvmconv.relax.optimize_with_report(mod, CPU, batch_sizes=(2,))
+    array = np.random.default_rng(1).standard_normal((2, 4, 9, 10), np.float32)
+    machine = tvm.relax.VirtualMachine(optimized.compile(), tvm.cpu())
+    expected = onnx.reference.ReferenceEvaluator(model).run(None, {"x": array})[0]
+    assert np.allclose(machine["main"](tvm.runtime.tensor(array)).numpy(), expected, atol=1e-5)
+
+
+def test_model_that_tvm_refuses_is_an_error_of_one_line(tmp_path, capsys):
+    x, y = (helper.make_tensor_value_info(n, TensorProto.FLOAT, s) for n, s in (("x", [1, 5, 9, 9]), ("y", None)))
+    weight = numpy_helper.from_array(np.ones((8, 4, 3, 3), np.float32), "weight")  # of four channels, not five
+    graph = helper.make_graph([helper.make_node("Conv", ["x", "weight"], ["y"])], "g", [x], [y], [weight])
+    path = tmp_path / "model.onnx"
+    onnx.save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8), path)
+    assert main(["relax", str(path), "--target", "sm_90"]) == 2
+    printed = capsys.readouterr()
+    assert printed.out == ""
+    assert "TVM cannot import" in printed.err
+    assert len(printed.err.splitlines()) == 1
+
+
 @pytest.mark.skipif(nvrtc.explain_unavailability() is not None, reason="NVRTC is missing")
 def test_tf32_is_an_option_and_weights_are_compensated():
     model, x = nn.Conv2d(64, 64, 3, padding=1, bias=False).eval(), torch.randn(1, 64, 14, 14)
@@ -115,3 +170,36 @@ def test_tf32_is_an_option_and_weights_are_compensated():
     assert not (weight.view(np.uint32) & 0x1FFF).any()
     assert abs(np.abs(weight).sum() / np.abs(exact).sum() - 1 - 2**-11 / (2 * np.log(2))) < 2e-5
     assert "tf32" not in tvmconv.relax.optimize_with_report(mod, "sm_90").report.lines[0].workload
+
+
+@pytest.mark.parametrize("tracks", [False, True])
+@pytest.mark.parametrize("is_affine", [False, True])
+def test_instance_norms_have_the_epsilon_of_the_model(is_affine, tracks):
+    norm = nn.InstanceNorm2d(5, eps=0.3, affine=is_affine, track_running_stats=tracks)
+    model, x = nn.Sequential(nn.Conv2d(3, 5, 1), norm), torch.randn(2, 3, 4, 4)
+    for parameter in (*model.parameters(), *model.buffers()):
+        parameter.data = parameter.data + torch.rand(parameter.shape)
+    mod = tvmconv.relax.from_exported_program(torch.export.export(model.eval(), (x,)))
+    assert differ(tvmconv.relax.optimize_with_report(mod, CPU).compile(), model, x) < 1e-5
+
+
+class Norms(nn.Module):
+    """Normalizations that TVM 0.27 does not compile in bfloat16."""
+
+    def __init__(self):
+        super().__init__()
+        self.conv, self.instance = nn.Conv2d(3, 6, 1), nn.InstanceNorm2d(6, affine=True)
+        self.groups = nn.Sequential(nn.GroupNorm(2, 6, affine=False, eps=0.2), nn.GroupNorm(3, 6))
+        self.layer = nn.LayerNorm(6)
+
+    def forward(self, x):
+        y = self.groups(self.instance(self.conv(x.bfloat16())))
+        return self.layer(y.permute(0, 2, 3, 1)).permute(0, 3, 1, 2).float()
+
+
+@pytest.mark.parametrize("layout", ["nchw", "nhwc"])
+def test_normalizations_in_bfloat16_equal_pytorch(layout):
+    model, x = Norms().eval().bfloat16(), torch.randn(2, 3, 5, 4)
+    mod = tvmconv.relax.from_exported_program(torch.export.export(model, (x,)))
+    optimized = tvmconv.relax.optimize_with_report(mod, CPU, layout=layout)
+    assert differ(optimized.compile(), model, x) < 2e-2

@@ -145,12 +145,16 @@ def test_batch_sizes_have_kernels_of_their_own(symbolic):
         "main_batch5": "conv2d:5x4x10x14",
         "main_batch_any": "",
     }
+    assert lines["main_batch_any"].reason == "the batch size is none of 2, 5"
     executable = optimized.compile()
     for batch in (2, 3, 5):
         assert differ(executable, model, torch.randn(batch, *X.shape[1:])) < 1e-5
 
 
-@pytest.mark.parametrize(("sizes", "message"), [((2, 2), "different positive"), ((0,), "different positive")])
+@pytest.mark.parametrize(
+    ("sizes", "message"),
+    [((2, 2), "different positive"), ((0,), "different positive"), (3, "a list of integers"), (("a",), "a list of")],
+)
 def test_wrong_batch_sizes_are_refused(symbolic, sizes, message):
     with pytest.raises(TuningError, match=message):
         tvmconv.relax.optimize(symbolic[1], CPU, batch_sizes=sizes)
@@ -188,6 +192,8 @@ def test_errors_name_what_is_accepted(residual):
         tvmconv.relax.optimize("model", "llvm")
     with pytest.raises(TuningError, match="auto, nchw, nhwc"):
         tvmconv.relax.optimize(mod, "llvm", layout="chwn")
+    with pytest.raises(TuningError, match="auto, nchw, nhwc"):
+        tvmconv.relax.make_pipeline(layout="chwn")
     with pytest.raises(ModelError, match="no function has a symbolic size"):
         tvmconv.relax.optimize(mod, "llvm", batch_sizes=[1])
     with pytest.raises(DeviceError, match="omit seconds"):
@@ -202,9 +208,12 @@ def test_errors_name_what_is_accepted(residual):
         tvmconv.relax.optimize(mod, None)
 
 
-@pytest.mark.parametrize("text", ["nvidia/nvidia-h100", '{"kind": "cuda", "arch": "sm_90a"}'])
-def test_target_may_be_a_text_that_tvm_reads(text):
-    resolved = resolve_target(text)
+H100 = {"kind": "cuda", "arch": "sm_90a"}
+
+
+@pytest.mark.parametrize("target", ["nvidia/nvidia-h100", json.dumps(H100), H100])
+def test_target_may_be_what_tvm_reads(target):
+    resolved = resolve_target(target)
     assert resolved.target.attrs["arch"] == "sm_90a"
     assert resolved.device.text == "sm_90a"
 

@@ -210,11 +210,11 @@ class Worker:
     def run(self, method: str) -> MethodRow:
         """Prepare and time one method."""
         self._write_event({"event": "waiting"})  # what all methods need counts for none of them
-        self.prepare_inputs(method)
-        self._write_event({"event": "running"})
-        started_at, self.waited_seconds = time.monotonic(), 0.0
         prepare = METHODS[method].prepare
         try:
+            self.prepare_inputs(method)
+            self._write_event({"event": "running"})
+            started_at, self.waited_seconds = time.monotonic(), 0.0
             time_it, details = prepare(self)
             made_seconds = time.monotonic() - started_at - self.waited_seconds
             with self.use_gpu():

@@ -19,6 +19,7 @@ from __future__ import annotations
 import argparse
 import copy
 import functools
+import importlib
 import math
 import sys
 import time
@@ -283,17 +284,22 @@ def make_network(name: str) -> tuple[Any, tuple[int, ...]]:
 
         return getattr(torch_networks, name)(), OWN_NETWORKS[name]
     if name.startswith(TIMM_PREFIX):
-        import timm
-
-        model = timm.create_model(name.removeprefix(TIMM_PREFIX), pretrained=False)
+        model = _import_networks("timm").create_model(name.removeprefix(TIMM_PREFIX), pretrained=False)
         return model, tuple(model.default_cfg["input_size"])
-    import torchvision
-
+    models = _import_networks("torchvision").models
     try:
-        return torchvision.models.get_model(name, weights=None), IMAGE
+        return models.get_model(name, weights=None), IMAGE
     except ValueError as error:
         networks = f"one of torchvision, {TIMM_PREFIX}NAME, or {', '.join(OWN_NETWORKS)}"
         raise UsageError(f"no network {name}: expected {networks}") from error
+
+
+def _import_networks(package: str) -> Any:
+    """Return a package of networks, or raise UsageError where it is missing."""
+    try:
+        return importlib.import_module(package)
+    except ModuleNotFoundError as error:
+        raise UsageError(f"the network needs the package {package}: pip install {package}") from error
 
 
 def set_statistics(model: Any, shape: tuple[int, ...]) -> Any:

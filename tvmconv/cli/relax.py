@@ -7,7 +7,9 @@ and with -o compile the model to a library that TVM's runtime loads.
 from __future__ import annotations
 
 import argparse
+import contextlib
 import importlib.util
+import io
 from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
@@ -26,7 +28,7 @@ LAYOUTS = ("auto", "nchw", "nhwc")
 def add_options(parser: argparse.ArgumentParser) -> None:
     """Add the options of the command."""
     parser.add_argument("model", metavar="MODEL.onnx", type=Path, help="ONNX model.")
-    text = "Target: an architecture such as sm_90, cuda:N, opencl:N or llvm"
+    text = "Target: an architecture such as sm_90, cuda:N, opencl:N, llvm, or a name of TVM such as nvidia/nvidia-h100"
     parser.add_argument("--target", metavar="T", required=True, help=f"{text}.")
     text = f"Input of the model with dynamic dimensions, such as {EXAMPLE_TEXT}, in order or by name"
     add_option(parser, "--input", "[NAME=]SIZES", text, type=parse_model_input, repeat=True)
@@ -86,6 +88,7 @@ def _import_model(path: Path, inputs: Sequence[InputSpec]) -> Any:
     from tvmconv.relax.frontends import from_onnx
 
     model = read_model(path, inputs)
-    with translate_to_model_error(f"TVM cannot import {path}"):
+    printed = contextlib.redirect_stdout(io.StringIO())  # TVM prints the operands of an operator that it refuses
+    with translate_to_model_error(f"TVM cannot import {path}"), printed:
         load_external_data_for_model(model, str(path.parent))
         return from_onnx(model)

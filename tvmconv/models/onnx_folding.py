@@ -11,16 +11,25 @@ import onnx
 from numpy.typing import NDArray
 from onnx import ModelProto, NodeProto, TensorProto, ValueInfoProto, helper, numpy_helper, shape_inference
 
-from tvmconv.models.onnx_nodes import STANDARD_DOMAINS
+from tvmconv.errors import WorkloadError
+from tvmconv.models.model_graph import Shape
+from tvmconv.models.onnx_nodes import (
+    STANDARD_DOMAINS,
+    compute_padding,
+    compute_transposed_padding,
+    get_attribute,
+    get_integers,
+)
 
 MAX_ROUNDS = 8  # rounds of shape inference, each of which may make further shapes known
 MAX_NEW_ELEMENTS = 1 << 16  # elements of a result that is larger than the constants from which it is computed
+PADDING_OPS = ("Conv", "ConvTranspose", "MaxPool", "AveragePool", "LpPool")
 RANDOM_OPS = ("RandomNormal", "RandomUniform", "RandomNormalLike", "RandomUniformLike", "Multinomial", "Bernoulli")
 
 
 def fold_constants(model: ModelProto) -> ModelProto:
-    """Return a model without operations on constants and on known shapes, and without paddings by zeros before
-    convolutions. What the package onnx cannot compute stays.
+    """Return a model without operations on constants and on known shapes, without paddings by zeros before
+    convolutions, and with numbers as `pads`. What the package onnx cannot compute stays.
 
     Args:
         model: Model with its weights. It is not modified.
@@ -29,6 +38,7 @@ def fold_constants(model: ModelProto) -> ModelProto:
         model = shape_inference.infer_shapes(model, data_prop=True)
         if not _fold_nodes(model):
             break
+    _set_pads(model)
     return _fold_pads(model)
 
 
@@ -52,6 +62,42 @@ def _fold_nodes(model: ModelProto) -> bool:
     del graph.node[:]
     graph.node.extend(kept)
     return is_changed
+
+
+def _set_pads(model: ModelProto) -> None:
+    """Replace `auto_pad` and `output_shape` of convolutions and poolings by numbers, where the sizes of the pixels are
+    known. TVM's importer pads in an operation of its own, which no kernel contains, and counts its zeros in means.
+    """
+    graph = model.graph
+    sizes = {tensor.name: tuple(tensor.dims) for tensor in graph.initializer}
+    for info in (*graph.input, *graph.value_info):
+        if info.type.tensor_type.HasField("shape"):
+            sizes[info.name] = tuple(dim.dim_value for dim in info.type.tensor_type.shape.dim)  # 0 for a dynamic one
+    for node in graph.node:
+        if node.op_type not in PADDING_OPS or node.domain not in STANDARD_DOMAINS:
+            continue
+        space = sizes.get(node.input[0], ())[2:]
+        kernel = get_integers(node, "kernel_shape") or sizes.get(node.input[1], ())[2:]
+        is_automatic = get_attribute(node, "auto_pad", b"NOTSET") in (b"SAME_UPPER", b"SAME_LOWER")
+        if (is_automatic or get_integers(node, "output_shape")) and all(space) and len(space) == len(kernel):
+            _set_numbers(node, space, kernel)
+
+
+def _set_numbers(node: NodeProto, space: Shape, kernel: Shape) -> None:
+    """Set `pads` of a node for the sizes of its input and its kernel."""
+    ones = (1,) * len(space)
+    window = space, kernel, get_integers(node, "strides") or ones, get_integers(node, "dilations") or ones
+    try:
+        if node.op_type == "ConvTranspose":
+            output_padding = get_integers(node, "output_padding") or (0,) * len(space)
+            pads = compute_transposed_padding(node, *window, output_padding)
+        else:
+            pads = compute_padding(node, *window)
+    except WorkloadError:  # TVM's importer says what it thinks of it
+        return
+    kept = [attribute for attribute in node.attribute if attribute.name not in ("auto_pad", "output_shape", "pads")]
+    del node.attribute[:]
+    node.attribute.extend([*kept, helper.make_attribute("pads", pads)])
 
 
 def _fold_pads(model: ModelProto) -> ModelProto:

@@ -6,7 +6,7 @@ Both schedule functions of TIR that `declare_convolutions` has marked with their
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from itertools import islice
 from typing import TYPE_CHECKING, Any
 
@@ -66,7 +66,7 @@ def dlight_rule(*, log: str | os.PathLike[str] | None = None) -> Any:
 
 def export_database(
     mod: IRModule,
-    target: str | Target,
+    target: str | Mapping[str, Any] | Target,
     folder: str | os.PathLike[str],
     *,
     log: str | os.PathLike[str] | None = None,

@@ -7,6 +7,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 from tvm import relax
 from tvm.ir import IRModule
 
@@ -21,8 +22,8 @@ def from_exported_program(program: torch.export.ExportedProgram, **options: Any)
     """Import a model of `torch.export` into Relax.
 
     TVM's importer computes convolutions and matrix products in float32, and fails where a sum with a bias in float16 or
-    bfloat16 follows, or at a transposed convolution in three dimensions. Here results have the dtype of the operands,
-    as in PyTorch, and the importer does everything else.
+    bfloat16 follows, or at a transposed convolution in three dimensions. Instance normalizations have its own epsilon.
+    Here results have the dtype of the operands, and epsilons are those of the model; the importer does everything else.
 
     Args:
         program: Exported model.
@@ -45,7 +46,8 @@ def from_onnx(model: onnx.ModelProto, **options: Any) -> IRModule:
     """Import a model of ONNX into Relax, after operations on constants are computed.
 
     TVM's importer refuses paddings, slices and shapes that are computed from constants, as PyTorch's exporter writes
-    them.
+    them. Automatic paddings, as in models of TensorFlow, and sizes of the outputs of transposed convolutions become
+    paddings of the convolutions, where the importer pads in a function of its own, and ignores such a size.
 
     Args:
         model: Model with its weights.
@@ -97,8 +99,52 @@ def _convert_addmm(node: Any, importer: Any) -> relax.Var:
     return emit(relax.op.add(product, bias))
 
 
+def _convert_instance_norm(node: Any, importer: Any) -> relax.Var:
+    """Convert `aten.instance_norm`, whose epsilon TVM's importer takes from another argument."""
+    x, weight, bias, mean, variance, use_input_statistics, _momentum, epsilon = importer.retrieve_args(node)[:8]
+    sizes, emit = importer.shape_of(x), importer.block_builder.emit
+    weight, bias = _fill_channels(x, weight, 1), _fill_channels(x, bias, 0)
+    if use_input_statistics:
+        axes = list(range(2, len(sizes)))
+        return emit(relax.op.nn.instance_norm(x, weight, bias, channel_axis=1, axes=axes, epsilon=epsilon))
+    return emit(emit(relax.op.nn.batch_norm(x, weight, bias, mean, variance, axis=1, epsilon=epsilon))[0])
+
+
+def _convert_group_norm(node: Any, importer: Any) -> relax.Var:
+    """Convert `aten.group_norm`, which Relax has in float32 and float16 alone."""
+    x, groups, *parameters = importer.retrieve_args(node)
+    weight, bias, epsilon = (*parameters, *(None, None, 1e-5)[len(parameters) :])[:3]
+    return _emit_group_norm(importer, x, weight, bias, groups, epsilon)
+
+
+def _convert_native_group_norm(node: Any, importer: Any) -> relax.Var:
+    """Convert `aten.native_group_norm`."""
+    x, weight, bias, _batch, _channels, _space, groups, epsilon = importer.retrieve_args(node)
+    return _emit_group_norm(importer, x, weight, bias, groups, epsilon)
+
+
+def _emit_group_norm(importer: Any, x: Any, weight: Any, bias: Any, groups: int, epsilon: float) -> relax.Var:
+    emit, dtype = importer.block_builder.emit, str(x.ty.dtype)
+    operands = [x, _fill_channels(x, weight, 1), _fill_channels(x, bias, 0)]
+    if dtype == "bfloat16":
+        operands = [emit(relax.op.astype(operand, "float32")) for operand in operands]
+    axes = list(range(2, len(importer.shape_of(x))))
+    result = emit(relax.op.nn.group_norm(*operands, groups, channel_axis=1, axes=axes, epsilon=epsilon))
+    return emit(relax.op.astype(result, dtype)) if dtype == "bfloat16" else result
+
+
+def _fill_channels(x: Any, parameter: Any, number: int) -> Any:
+    """Return a parameter of a normalization, or a constant with a number for each channel where there is none."""
+    if parameter is not None:
+        return parameter
+    return relax.const(np.full(int(x.ty.shape[1]), number), str(x.ty.dtype))
+
+
 CONVERTERS: dict[str, Callable[[Any, Any], relax.Var]] = {
     "convolution.default": _convert_convolution,
     "addmm.default": _convert_addmm,
+    "instance_norm.default": _convert_instance_norm,
+    "group_norm.default": _convert_group_norm,
+    "native_group_norm.default": _convert_native_group_norm,
     **dict.fromkeys(("mm.default", "bmm.default", "matmul.default"), _convert_product),
 }

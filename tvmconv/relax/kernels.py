@@ -81,9 +81,9 @@ class CompileTarget:
     device: Device | None
 
 
-def resolve_target(target: str | Target) -> CompileTarget:
+def resolve_target(target: str | Mapping[str, Any] | Target) -> CompileTarget:
     """Return the target and the device of a text such as "sm_90", "cuda:0", "opencl:0", "llvm" or
-    "nvidia/nvidia-h100", or of a target.
+    "nvidia/nvidia-h100", or of a target or its attributes.
 
     Raises:
         DeviceError: There is no such device or architecture, or the kind of the target is not cuda, opencl or llvm.
@@ -93,10 +93,10 @@ def resolve_target(target: str | Target) -> CompileTarget:
     if isinstance(target, str) and not TVM_TARGET.match(target):
         device = devices.find_device(target)
         return CompileTarget(device.make_target(), device)
-    if not isinstance(target, (str, Target)):
+    if not isinstance(target, (str, Mapping, Target)):
         raise DeviceError(f"target {target!r}: expected a text such as sm_90, or a tvm.target.Target")
     try:
-        resolved = Target(target) if isinstance(target, str) else target
+        resolved = target if isinstance(target, Target) else Target(target)
     except (TypeError, ValueError) as error:
         raise DeviceError(f"target {target!r}: {str(error).splitlines()[0]}") from error
     match resolved.kind.name:

@@ -1,4 +1,4 @@
-"""Batch normalizations in inference mode as products and sums with constants."""
+"""Batch normalizations in inference mode as products and sums with constants, and other normalizations of bfloat16."""
 
 from __future__ import annotations
 
@@ -15,6 +15,10 @@ from tvmconv.relax.importers import rewrite_functions
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
+FLOAT_NORM_OPS = {
+    f"relax.nn.{name}_norm" for name in ("instance", "group", "layer")
+}  # of which TVM has none in bfloat16
+
 
 @tvm.transform.module_pass(opt_level=0, name="tvmconv.simplify_norms")
 def simplify_norms(mod: IRModule, _context: Any) -> IRModule:
@@ -22,6 +26,12 @@ def simplify_norms(mod: IRModule, _context: Any) -> IRModule:
     are part of epilogues, and can be done channels last.
     """
     return rewrite_functions(mod, _NormSimplifier(mod))
+
+
+@tvm.transform.module_pass(opt_level=0, name="tvmconv.widen_norms")
+def widen_norms(mod: IRModule, _context: Any) -> IRModule:
+    """Return a module whose normalizations of bfloat16 are done in float32, because TVM does not compile others."""
+    return rewrite_functions(mod, _NormWidener(mod))
 
 
 def compute_linear_norm(call: Call) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
@@ -51,3 +61,13 @@ class _NormSimplifier(relax.PyExprMutator):
         product = self.builder_.emit(relax.op.multiply(x, make_channel_constant(factor, x)))
         total = self.builder_.emit(relax.op.add(product, make_channel_constant(summand, x)))
         return relax.Tuple([total, *call.args[3:]])
+
+
+@relax.expr_functor.mutator
+class _NormWidener(relax.PyExprMutator):
+    def visit_call_(self, call: Call) -> relax.Expr:
+        call = super().visit_call_(call)
+        if getattr(call.op, "name", "") not in FLOAT_NORM_OPS or str(call.ty.dtype) != "bfloat16":
+            return call
+        operands = [self.builder_.emit(relax.op.astype(arg, "float32")) for arg in call.args]
+        return relax.op.astype(self.builder_.emit(Call(call.op, operands, call.attrs)), "bfloat16")

@@ -25,11 +25,11 @@ from tvmconv.relax.kernels import CompileTarget, FoundKernel, KernelFinder, reso
 from tvmconv.relax.layouts import Layout, plan_layouts, validate_layout
 from tvmconv.relax.linear import convert_linear_layers
 from tvmconv.relax.narrowing import narrow_activations
-from tvmconv.relax.norms import simplify_norms
+from tvmconv.relax.norms import simplify_norms, widen_norms
 from tvmconv.relax.report import TVM_NAME, ConvolutionReport, ModuleReport
 from tvmconv.relax.rewriting import Replacement, replace_convolutions
 from tvmconv.relax.sites import RelaxConvolution, find_sites
-from tvmconv.relax.symbolic import specialize_batch
+from tvmconv.relax.symbolic import ANY_BATCH, specialize_batch
 from tvmconv.search.options import TuneOptions
 from tvmconv.search.task_scheduler import MIN_SEARCH_SECONDS
 from tvmconv.workloads import Workload
@@ -104,7 +104,7 @@ class OptimizedModule:
 
 def optimize(
     mod: IRModule,
-    target: str | Target,
+    target: str | Mapping[str, Any] | Target,
     *,
     log: str | os.PathLike[str] | None = None,
     seconds: float | None = None,
@@ -120,8 +120,9 @@ def optimize(
     Args:
         mod: Module of `relax.frontend.torch.from_exported_program` or `relax.frontend.onnx.from_onnx`, with its weights
             as constants. It is not modified.
-        target: Target of TVM of the kind cuda, opencl or llvm, or a text such as "sm_90", "cuda:0", "llvm" or
-            "nvidia/nvidia-h100". For llvm, convolutions and their epilogues become functions that TVM compiles.
+        target: Target of TVM of the kind cuda, opencl or llvm, its attributes, or a text such as "sm_90", "cuda:0",
+            "llvm" or "nvidia/nvidia-h100". For llvm, convolutions and their epilogues become functions that TVM
+            compiles.
         log: Path of a tuning log, from which kernels are taken and to which a search appends. Kernels of other layers
             come from the packaged logs or from predictions.
         seconds: Time limit of a search on the GPU of the target for layers that the log does not cover, and of the
@@ -154,7 +155,7 @@ def optimize(
 
 def optimize_with_report(
     mod: IRModule,
-    target: str | Target,
+    target: str | Mapping[str, Any] | Target,
     *,
     log: str | os.PathLike[str] | None = None,
     seconds: float | None = None,
@@ -180,7 +181,7 @@ def optimize_with_report(
 
 
 def declare_convolutions(
-    mod: IRModule, target: str | Target, *, layout: Layout = "auto", batch_sizes: Sequence[int] = ()
+    mod: IRModule, target: str | Mapping[str, Any] | Target, *, layout: Layout = "auto", batch_sizes: Sequence[int] = ()
 ) -> IRModule:
     """Return a module whose convolutions call functions of TIR without a schedule, marked with their workloads.
 
@@ -225,6 +226,7 @@ def _replace_in_module(
                 mod = specialize_batch(mod, list(_list_functions(mod)), batch_sizes)
             prepared = prepare_module(mod, has_kernels=target.device is not None)
             planned, lines = plan_functions(prepared, target, layout, tf32=tf32)
+            lines = [explain_other_batches(line, batch_sizes) for line in lines]
         times = TvmTimes()
         if seconds is not None:
             times = _search(prepared, planned, target, finder, deadline, timer, tvm_timer)
@@ -246,7 +248,13 @@ def prepare_module(mod: IRModule, *, has_kernels: bool) -> IRModule:
 
     If there are kernels, linear layers become convolutions.
     """
-    passes = [relax.transform.CanonicalizeBindings(), simplify_imported, narrow_activations, simplify_norms]
+    passes = [
+        relax.transform.CanonicalizeBindings(),
+        simplify_imported,
+        narrow_activations,
+        simplify_norms,
+        widen_norms,
+    ]
     passes += [relax.transform.FoldConstant()]
     if any("NHWC" in str(layout) for layout in _list_data_layouts(mod)):
         passes = [relax.transform.ConvertLayout(CHANNELS_FIRST_LAYOUTS), *passes]
@@ -295,6 +303,13 @@ def plan_functions(
         lines += [ConvolutionReport(name, label, "", TVM_NAME, reason=reason) for label, reason in reasons.items()]
         planned[name] = list(zip(sites, plan_layouts(sites, target.device, layout, tf32=tf32), strict=True))
     return planned, lines
+
+
+def explain_other_batches(line: ConvolutionReport, batch_sizes: Sequence[int]) -> ConvolutionReport:
+    """Return the report on a convolution for batch sizes without kernels with this reason, and any other as it is."""
+    if not batch_sizes or not line.function.endswith(ANY_BATCH):
+        return line
+    return replace(line, reason=f"the batch size is none of {', '.join(map(str, batch_sizes))}")
 
 
 def _search(

@@ -11,8 +11,9 @@ from tvm import relax
 from tvm.ir import IRModule
 
 from tvmconv.relax.guarded_rules import make_default_pipeline
-from tvmconv.relax.layouts import Layout
+from tvmconv.relax.layouts import Layout, validate_layout
 from tvmconv.relax.optimize import capture_launches, optimize
+from tvmconv.search.options import TuneOptions
 
 PIPELINE_NAME = "tvmconv"
 
@@ -37,11 +38,16 @@ def make_pipeline(
         tf32: Whether kernels may round operands to TF32, as in `optimize`.
         cuda_graph: Whether launches are captured in a CUDA graph, as in `OptimizedModule.compile`.
 
+    Raises:
+        TuningError: `layout` has another value, or `seconds` is not a positive number.
+
     Examples:
         >>> import tvm, tvmconv.relax
         >>> tvm.compile(mod, "llvm", relax_pipeline="tvmconv")  # doctest: +SKIP
         >>> pipeline = tvmconv.relax.make_pipeline(log="my.jsonl")
     """
+    validate_layout(layout)
+    TuneOptions(seconds=seconds)
 
     @tvm.transform.module_pass(opt_level=0, name="tvmconv.pipeline")
     def run(mod: IRModule, _context: Any) -> IRModule:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -9,6 +10,8 @@ from tvm import relax, tirx
 from tvm.ir import Call, GlobalVar, IRModule
 
 from tvmconv.errors import ModelError, TuningError
+
+ANY_BATCH = "_batch_any"  # end of the name of a function that computes other batch sizes
 
 
 def specialize_batch(mod: IRModule, names: Sequence[str], batch_sizes: Sequence[int]) -> IRModule:
@@ -26,14 +29,24 @@ def specialize_batch(mod: IRModule, names: Sequence[str], batch_sizes: Sequence[
         TuningError: A batch size is not a positive integer, or occurs twice.
         ModelError: No function has a symbolic batch.
     """
-    if len({*batch_sizes}) < len(batch_sizes) or not all(isinstance(n, int) and n > 0 for n in batch_sizes):
-        raise TuningError(f"batch_sizes={tuple(batch_sizes)}: expected different positive integers")
+    sizes = _list_batch_sizes(batch_sizes)
     batches = {name: batch for name in names if (batch := _find_batch(mod[name])) is not None}
     if not batches:
         raise ModelError("batch_sizes: no function has a symbolic size as the first of a parameter")
     for name, batch in batches.items():
-        mod = _specialize_function(mod, name, batch, batch_sizes)
+        mod = _specialize_function(mod, name, batch, sizes)
     return mod
+
+
+def _list_batch_sizes(batch_sizes: Sequence[int]) -> list[int]:
+    """Return batch sizes as integers of Python."""
+    try:
+        sizes = [operator.index(size) for size in batch_sizes]
+    except TypeError as error:
+        raise TuningError(f"batch_sizes={batch_sizes!r}: expected a list of integers") from error
+    if len({*sizes}) < len(sizes) or min(sizes) <= 0:
+        raise TuningError(f"batch_sizes={sizes}: expected different positive integers")
+    return sizes
 
 
 def _find_batch(function: relax.Function) -> tirx.Var | None:
@@ -49,7 +62,7 @@ def _specialize_function(mod: IRModule, name: str, batch: tirx.Var, batch_sizes:
     function, builder = mod[name], relax.BlockBuilder(mod)
     copies: dict[int | None, tuple[GlobalVar, relax.Function]] = {}
     for size in (*batch_sizes, None):
-        copy_name = f"{name}_batch{size or '_any'}"
+        copy_name = f"{name}{ANY_BATCH}" if size is None else f"{name}_batch{size}"
         copy = relax.utils.copy_with_new_vars(function).with_attr("global_symbol", copy_name)
         copy = _bind_batch(copy, str(batch.name), size)
         copies[size] = builder.add_func(copy, copy_name), copy
