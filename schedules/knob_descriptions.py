@@ -35,6 +35,7 @@ DESCRIPTIONS = {
     "decomposition": 'How CTAs divide the work: in "data_parallel" a CTA computes whole tiles; in "split_last_wave" '
     "several CTAs also divide each tile of the last wave along the reduction, and a second kernel adds the parts; in "
     '"narrow_last_wave" they divide it along the channels.',
+    "filters": 'How often a CTA loads filters: "streamed", with the pixels of a tile, or "resident", once for all.',
     "fragment_prefetch": "When a warp loads its fragments: 0 is just before their product, 1 is one slice earlier.",
     "input_loader": 'How a channels-first input is loaded: "converted" transposes it by a launch of its own; "tma" and '
     '"cp_async" copy pixels of filters of one tap as they lie; with "halo_smem" and "halo", warps of the kernel '

@@ -36,6 +36,7 @@ MIN_COPIED_BYTES = 64  # contiguous bytes below which TMA copies more slowly
 SHARED_BYTES_PER_CLOCK = 128  # of an SM
 STRIPS = (1, 2, 4, 5, 7)  # neighbouring output columns per thread
 OVERLAP = 0.9  # fraction of work that the longest part of it hides
+WINDOW_LATENCY_CYCLES = 1000  # from the copy of a window to its use, besides the time of its bytes
 START_CYCLES = 3000  # of a launch, and of the first window
 
 
@@ -66,7 +67,7 @@ class DepthwiseTmaConfig(EstimatedTileConfig):
     rows: Any  # output rows per tile, which each thread walks down
     columns: Any  # output columns per tile
     strip: Any  # neighbouring output columns per thread
-    stages: Any  # windows in shared memory
+    stages: Any  # windows in shared memory; one if several CTAs of an SM take turns
 
     @classmethod
     def list_options(cls, w: Conv) -> Mapping[str, Sequence[Any]]:
@@ -81,7 +82,7 @@ class DepthwiseTmaConfig(EstimatedTileConfig):
             "rows": list_extent_choices(height, (2, 4, 7, 8, 14)),
             "columns": list_extent_choices(round_up(width, max(STRIPS)), wide),
             "strip": STRIPS,
-            "stages": (2, 3, 4),
+            "stages": (1, 2, 3, 4),
         }
 
     @classmethod
@@ -117,6 +118,7 @@ class DepthwiseTmaConfig(EstimatedTileConfig):
         """Return the conditions on configs that are worth a search."""
         height, width = w.output_size
         return [
+            ("windows are loaded while others are computed", lambda t: (t.stages > 1) | (t.ctas_per_sm > 1)),
             (f"at least {MIN_THREADS} threads compute", lambda t: t.compute_threads >= MIN_THREADS),
             (
                 f"tiles overhang the outputs by at most {MAX_OVERHANG - 1:.0%}",
@@ -293,8 +295,11 @@ class DepthwiseTmaConfig(EstimatedTileConfig):
         memory = w.min_bytes / (H200.multiprocessors * rate)
         filters = 30.0 * self.vector * math.prod(w.kernel) / 4  # before the first tile
         # Few warps do not hide the latency of their own instructions.
-        warps = np.minimum(ctas_of_sm, self.ctas_per_sm) * (self.compute_threads // WARP_SIZE)
-        issue = issue * np.maximum(1.0, 8 / warps) ** 0.5
+        ctas = np.minimum(ctas_of_sm, self.ctas_per_sm)
+        issue = issue * np.maximum(1.0, 8 / (ctas * (self.compute_threads // WARP_SIZE))) ** 0.5
+        # With one window, a CTA waits for the next one while the others compute.
+        waits = np.maximum(0, WINDOW_LATENCY_CYCLES + copies - (ctas - 1) * issue)
+        waits = np.where(self.stages == 1, tiles / ctas * waits, 0)
         work = np.stack(np.broadcast_arrays(tiles * issue, tiles * shared, tiles * copies, memory))
         longest = work.max(axis=0)
-        return longest + (1 - OVERLAP) * (work.sum(axis=0) - longest) + filters + START_CYCLES
+        return longest + (1 - OVERLAP) * (work.sum(axis=0) - longest) + waits + filters + START_CYCLES
