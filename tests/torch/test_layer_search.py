@@ -19,7 +19,7 @@ from tvmconv.search.candidate_lists import ListedConfig
 from tvmconv.torch import product_search, selection
 from tvmconv.torch.kernels import AvailableKernel
 from tvmconv.torch.layer_task import LayerTask
-from tvmconv.torch.product_runner import ProductJob, ProductResult, References, measure_product
+from tvmconv.torch.product_runner import ProductJob, ProductResult, Reference, measure_product
 from tvmconv.torch.product_search import NUM_FIRST_TRIALS, ProductSearch
 from tvmconv.torch.timing import TimingCache
 
@@ -44,13 +44,12 @@ def test_a_kernel_of_a_layer_is_checked_and_timed(opencl, text, schedule):
     w = tc.parse(text)
     program = tc.build(w, schedule, device=opencl).executable
     kernel = AvailableKernel(w.text, schedule, "", program, opencl, CPU)
-    references = References()
-    answer = measure_product(ProductJob(task.strip(), kernel), references)
+    reference = Reference()
+    answer = measure_product(ProductJob(task.strip(), kernel), reference)
     assert answer.result.error is ErrorKind.NONE, answer.result.message
     assert answer.call_seconds == answer.result.times[0] > 0
-    operands, expected = references.get(task)
-    references._found[task.name] = operands, 1.2 * expected.float()
-    answer = measure_product(ProductJob(task, kernel), references)
+    reference.result = reference.result.float() * 1.2
+    answer = measure_product(ProductJob(task, kernel), reference)
     assert answer.result.error is ErrorKind.WRONG_ANSWER
 
 

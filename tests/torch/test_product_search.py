@@ -17,10 +17,10 @@ from tvmconv.measure.results import ErrorKind, RunnerResult
 from tvmconv.measure.workers.supervisor import ExitCause, ExitInfo
 from tvmconv.search.candidate_lists import list_first_configs, list_neighbors
 from tvmconv.space.search_space import Space
-from tvmconv.torch import product_runner, product_search
+from tvmconv.torch import product_search
 from tvmconv.torch.functional import conv2d, record_calls
 from tvmconv.torch.kernels import AvailableKernel
-from tvmconv.torch.product_runner import ProductJob, ProductResult, References, measure_product
+from tvmconv.torch.product_runner import ProductJob, ProductResult, Reference, measure_product
 from tvmconv.torch.product_search import NUM_FIRST_TRIALS, ProductSearch, list_kept_kernels
 from tvmconv.torch.product_task import collect_tasks
 
@@ -149,26 +149,10 @@ def test_a_kernel_is_checked_and_timed_beside_pytorch_in_float32(opencl):
     task = next(each for each in make_tasks() if each.product == "forward")
     program = tc.build(task.workload, "direct", device=opencl).executable
     kernel = AvailableKernel(task.workload.text, "direct", "", program, opencl, torch.device("cpu"))
-    references = References()
-    answer = measure_product(ProductJob(task, kernel), references)
+    reference = Reference()
+    answer = measure_product(ProductJob(task, kernel), reference)
     assert answer.result.error is ErrorKind.NONE
     assert answer.call_seconds == answer.result.times[0] > 0
-    operands, expected = references.get(task)
-    references._found[task.name] = operands, 1.01 * expected
-    answer = measure_product(ProductJob(replace(task), kernel), references)
+    reference.result *= 1.01
+    answer = measure_product(ProductJob(replace(task), kernel), reference)
     assert answer.result.error is ErrorKind.WRONG_ANSWER
-
-
-def test_references_are_kept_while_there_is_memory(monkeypatch):
-    """Without memory, only those of the last task are kept; a wrong kernel may have written to all of them."""
-    tasks, computed = make_tasks(), []
-    monkeypatch.setattr(product_runner, "_has_room", lambda _: len(computed) < 2)
-    monkeypatch.setattr(type(tasks[0]), "compute_reference", lambda task, _: computed.append(task.product))
-    references = References()
-    for task in (tasks[0], tasks[1], tasks[0], tasks[2], tasks[0], tasks[2]):
-        references.get(task)
-    names = [task.product for task in tasks]
-    assert computed == [names[0], names[1], names[2], names[0], names[2]]
-    references.clear()
-    references.get(tasks[2])
-    assert computed[5:] == [names[2]]

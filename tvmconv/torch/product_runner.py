@@ -11,7 +11,7 @@ import contextlib
 import math
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from multiprocessing.connection import Connection
 from typing import Any, Protocol
 
@@ -23,8 +23,6 @@ from tvmconv.measure.workers.process import FinalMessage, iterate_messages
 from tvmconv.torch.kernels import AvailableKernel
 from tvmconv.torch.timing import time_call
 from tvmconv.workloads.conv_operator import ConvOperator
-
-MAX_MEMORY_FRACTION = 0.1  # of the GPU's memory before operands and references of other products are freed
 
 
 @dataclass(frozen=True)
@@ -95,40 +93,25 @@ class ProductResult:
     call_seconds: float = math.inf  # of a call with the packing of its weight; infinite after an error
 
 
-class References:
-    """Operands of tasks and their results by PyTorch in float32, kept for further kernels of the tasks.
+@dataclass
+class Reference:
+    """Operands of a task and its result by PyTorch in float32, kept for further kernels of the task."""
 
-    Kernels of several products come in turns. Those that were used last are kept, on a GPU as long as tensors take less
-    than `MAX_MEMORY_FRACTION` of its memory, elsewhere one of them.
-    """
+    name: str = ""
+    operands: Any = field(default=None, repr=False)
+    result: torch.Tensor | None = field(default=None, repr=False)
 
-    def __init__(self) -> None:
-        self._found: dict[str, tuple[Any, torch.Tensor]] = {}  # by name of the task, the last used last
-
-    def get(self, task: SearchTask) -> tuple[Any, torch.Tensor]:
-        """Return operands and result of a task, which are computed if they are not kept."""
-        found = self._found.pop(task.name, None)
-        if found is None:
-            while self._found and not _has_room(task.torch_device):
-                del self._found[next(iter(self._found))]
+    def update(self, task: SearchTask) -> tuple[Any, torch.Tensor]:
+        """Return operands and result of a task, which are computed if the last task was another one."""
+        if self.name != task.name or self.operands is None or self.result is None:
+            self.name, self.operands, self.result = "", None, None  # frees the memory of the last ones
             operands = task.make_operands()
-            found = operands, task.compute_reference(operands)
-        self._found[task.name] = found
-        return found
-
-    def clear(self) -> None:
-        """Free all tensors, to which a wrong kernel may have written."""
-        self._found.clear()
+            result = task.compute_reference(operands)
+            self.name, self.operands, self.result = task.name, operands, result
+        return self.operands, self.result
 
 
-def _has_room(torch_device: torch.device) -> bool:
-    if torch_device.type != "cuda":
-        return False
-    total = torch.cuda.get_device_properties(torch_device).total_memory
-    return torch.cuda.memory_allocated(torch_device) < MAX_MEMORY_FRACTION * total
-
-
-def measure_product(job: ProductJob, references: References) -> ProductResult:
+def measure_product(job: ProductJob, reference: Reference) -> ProductResult:
     """Check a kernel against PyTorch's result in float32, and time it if it is correct."""
     task, started_at = job.task, time.monotonic()
 
@@ -136,17 +119,15 @@ def measure_product(job: ProductJob, references: References) -> ProductResult:
         return RunnerResult(**fields, seconds=time.monotonic() - started_at)  # type: ignore[arg-type]
 
     try:
-        operands, expected = references.get(task)
+        operands, expected = reference.update(task)
         calls = task.make_calls(job.kernel, operands)
         error, problem = calls.check(expected)
         if problem:
-            references.clear()
             return ProductResult(make_result(error=ErrorKind.WRONG_ANSWER, message=problem, relative_error=error))
         call_seconds = seconds = time_call(calls.run, task.torch_device)
         if calls.run_packed:
             seconds = time_call(calls.run_packed, task.torch_device)
     except (Error, RuntimeError) as failure:
-        references.clear()
         return ProductResult(make_result(error=ErrorKind.RUNTIME, message=describe_error(failure)))
     return ProductResult(make_result(times=(seconds,), relative_error=error), call_seconds)
 
@@ -156,7 +137,7 @@ def main(connection: Connection) -> None:
 
     An optional first message is a device, which is initialized before the setup arrives.
     """
-    references = References()
+    reference = Reference()
     torch.backends.cudnn.allow_tf32 = torch.backends.cuda.matmul.allow_tf32 = False  # for the references
     torch.set_grad_enabled(False)
     for message in iterate_messages(connection):
@@ -172,7 +153,7 @@ def main(connection: Connection) -> None:
                 return
             connection.send(None)
             continue
-        answer = measure_product(message, references)
+        answer = measure_product(message, reference)
         if answer.result.error is ErrorKind.RUNTIME and not _is_usable(message.task.torch_device):
             connection.send(FinalMessage(answer))  # a kernel fault made the GPU unusable for this process
             return
