@@ -114,6 +114,7 @@ def optimize_training(
     with contextlib.ExitStack() as stack:
         stack.enter_context(torch.inference_mode(False))
         stack.enter_context(_select_device(torch_device))
+        _start_backward_thread(torch_device)
         workers = stack.enter_context(contextlib.ExitStack())
         if deadline and torch_device.type == "cuda":  # on the CPU, the processes would disturb the timings
             workers.enter_context(keep_workers_alive())
@@ -185,6 +186,15 @@ def get_training_report(model: torch.nn.Module) -> TrainingReport:
 def _select_device(torch_device: torch.device) -> Any:
     gpu_index = torch_device.index if torch_device.type == "cuda" else -1  # the device -1 changes nothing
     return torch.cuda.device(gpu_index)
+
+
+def _start_backward_thread(torch_device: torch.device) -> None:
+    """Run a kernel in the thread of a device's backward passes, which then has a context.
+
+    PyTorch warns if the first call of a thread is one of cuBLAS, as the gradient of a classifier is.
+    """
+    with torch.enable_grad():
+        torch.zeros(1, device=torch_device, requires_grad=True).exp().backward()
 
 
 def run_step(model: torch.nn.Module, arguments: Sequence[Any], *, has_backward: bool = True) -> None:
