@@ -83,3 +83,18 @@ def test_results_become_the_table_of_a_page(bench, tmp_path, capsys):
     page.write_text("[]")
     assert bench([page], "relax-table") == 2
     assert capsys.readouterr().err.count("\n") == 1
+
+
+def test_candidates_of_metaschedule_have_a_table(bench, tmp_path, capsys):
+    details = {"tasks": 5, "trials": 7, "succeeded": 6, "trials_by_task": [[4, 4], [2, 2], [1, 0]]}
+    rows = [
+        {"method": "metaschedule", "device_seconds": 9e-4, "details": details},
+        {"method": "tvmconv-relax", "device_seconds": 1e-4, "details": {}},
+        {"method": "tvm", "device_seconds": None, "details": {}},
+    ]
+    case = {"network": "resnet50", "dtype": "f16", "batch": 16, "provenance": "NVIDIA H200; TVM 0.27"}
+    file, page = tmp_path / "1.json", tmp_path / "page.md"
+    file.write_text(json.dumps({**case, "rows": rows}))
+    page.write_text("<!-- relax-candidates -->\n<!-- /relax-candidates -->\n")
+    assert bench([file, "--candidates", "--update-page", page], "relax-table") == 0
+    assert "| resnet50 | f16 | 16 | NVIDIA H200 | 5 | 2 | 7 | 6 | 900 | 9.00 |" in page.read_text().splitlines()

@@ -108,6 +108,8 @@ def command_of(section, page, folder):
         return ["bench", "torch-training-table", *recorded("*/torch-training/*.gz")]
     if section == "relax-models":
         return ["bench", "relax-table", *recorded("*/relax/relax-*.json")]
+    if section == "relax-candidates":
+        return ["bench", "relax-table", *recorded("*/relax/relax-*.json"), "--candidates"]
     if section == "agreement":
         return ["counters", "--from", *recorded("*/*/kernels-beside.json.gz")]
     if section == "eight-bits":

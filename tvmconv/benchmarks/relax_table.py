@@ -1,6 +1,9 @@
 """Make a table of whole networks compiled by TVM, one line each, from the results of `tvmconv bench relax-models`.
 
 tvmconv bench relax-table results/relax-*.json --update-page docs/relax.md
+tvmconv bench relax-table results/relax-*.json --candidates --update-page docs/relax.md
+
+With --candidates, the table has the candidates of MetaSchedule that each time comes from.
 """
 
 from __future__ import annotations
@@ -32,22 +35,31 @@ LEGEND = (
     "of search and compilation by `tvmconv.relax`. *Error*: relative L2 difference of its output from that in "
     "float64. The files of each line list versions, date and command."
 )
+CANDIDATES_SECTION = "relax-candidates"
+CANDIDATES_LEGEND = (
+    "*Tried*: candidates that were built and timed, or failed. *Tasks with a time*: those of which a candidate has a "
+    "time. *×*: the time of the network divided by that of tvmconv.relax in the table above."
+)
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
     """Add the options of the benchmark."""
     parser.add_argument("results", nargs="+", type=Path, metavar="FILE", help="Files relax-NAME.json of networks.")
+    parser.add_argument("--candidates", action="store_true", help="Make the table of MetaSchedule's candidates.")
     options.add_page(parser)
 
 
 def run(args: argparse.Namespace) -> int:
     """Read the results, print the table and write it into a page."""
     results = read_results(args.results)
+    make_table, section, legend = make_relax_models_table, SECTION, LEGEND
+    if args.candidates:
+        make_table, section, legend = make_candidates_table, CANDIDATES_SECTION, CANDIDATES_LEGEND
     try:
-        table = make_relax_models_table(results)
+        table = make_table(results)
     except (KeyError, TypeError, ValueError) as error:
         raise UsageError(f"expected files of tvmconv bench relax-models: {error!r}") from error
-    show(table, args, SECTION, LEGEND)
+    show(table, args, section, legend)
     return 0
 
 
@@ -56,11 +68,7 @@ def make_relax_models_table(results: Sequence[Mapping[str, Any]]) -> Table:
     columns are the methods of which a result has a time. Results of the same case are merged, of which the last one
     counts; results that `tvmconv bench relax-models` did not write raise KeyError.
     """
-    cases: dict[tuple[str, str, int, str], dict[str, Mapping[str, Any]]] = {}
-    for result in results:
-        rows = {row["method"]: row for row in result["rows"] if row["device_seconds"] is not None}
-        gpu = result["provenance"].partition(";")[0]
-        cases.setdefault((result["network"], result["dtype"], result["batch"], gpu), {}).update(rows)
+    cases = _merge_results(results)
     for rows in cases.values():
         _keep_fastest(rows)
     methods = [method for method in METHODS if any(method in rows for rows in cases.values())]
@@ -91,6 +99,43 @@ def make_relax_models_table(results: Sequence[Mapping[str, Any]]) -> Table:
         *("made in [s]", "error"),
     )
     return Table(headers, lines, {"network", "dtype", "GPU"})
+
+
+def make_candidates_table(results: Sequence[Mapping[str, Any]]) -> Table:
+    """Return a table with one row per result of MetaSchedule: how many candidates of how many tasks it comes from."""
+    cases, lines = _merge_results(results), []
+    for result in results:
+        for row in result["rows"]:
+            if row["method"] != "metaschedule" or row["device_seconds"] is None:
+                continue
+            case, details = _get_case(result), row["details"]
+            ours = cases[case].get(OURS)
+            speedup = float(row["device_seconds"]) / float(ours["device_seconds"]) if ours else None
+            num_timed_tasks = sum(timed > 0 for _, timed in details["trials_by_task"])
+            counts = (details["tasks"], num_timed_tasks, details["trials"], details["succeeded"])
+            times = format_micros(float(row["device_seconds"])), format_optional(speedup)
+            lines.append((*map(str, (*case, *counts)), *times))
+    headers = (
+        *("network", "dtype", "batch", "GPU", "tasks", "tasks with a time", "tried", "with a time"),
+        *(f"{LABELS['metaschedule']} [µs]", f"× {LABELS[OURS]}"),
+    )
+    return Table(headers, sorted(lines), {"network", "dtype", "GPU"})
+
+
+Case = tuple[str, str, int, str]  # network, dtype, batch and GPU
+
+
+def _get_case(result: Mapping[str, Any]) -> Case:
+    return result["network"], result["dtype"], result["batch"], result["provenance"].partition(";")[0]
+
+
+def _merge_results(results: Sequence[Mapping[str, Any]]) -> dict[Case, dict[str, Mapping[str, Any]]]:
+    """Return the rows with a time of each case by their method, of which the last one counts."""
+    cases: dict[Case, dict[str, Mapping[str, Any]]] = {}
+    for result in results:
+        rows = {row["method"]: row for row in result["rows"] if row["device_seconds"] is not None}
+        cases.setdefault(_get_case(result), {}).update(rows)
+    return cases
 
 
 def _keep_fastest(rows: dict[str, Mapping[str, Any]]) -> None:
