@@ -30,7 +30,6 @@ from ...tir_builder import (
     emit_call,
     emit_ptx,
     if_,
-    is_below,
     items_loop,
     load_shared,
     store,
@@ -106,7 +105,8 @@ class ClusterWgradKernel(WgradKernel):
         thread = self.pixel_thread * owners + self.thread_of_sum
         with items_loop(int(config.sums_per_rank), thread, int(config.num_threads)) as item:
             index = self.part * config.sums_per_rank + item
-            with if_(is_below(index, int(config.sums_per_cta), int(config.sums_per_rank))):
+            is_sum = index < config.sums_per_cta
+            with if_(True if config.num_parts * config.sums_per_rank == config.sums_per_cta else is_sum):
                 store(total, 0, T.float32(0))
                 for part in range(int(config.num_parts)):
                     load_shared(value, self.locate_sum(part, item), FLOAT_BYTES)

@@ -112,6 +112,7 @@ class DepthwiseWgradConfig(EstimatedTileConfig):
             ("tiles have whole products along the columns", lambda t: t.pixels_x % t.mma_columns == 0),
             ("strips have pairs of products along the rows", lambda t: t.strip_rows % (2 * t.mma_rows) == 0),
             (f"at most {MAX_WARPS} warps multiply", lambda t: t.compute_warps <= MAX_WARPS),
+            ("what a row of X is too short for follows in the stage", lambda t: t.pixels_behind <= t.gradient_pixels),
             ("TMA copies at most 256 columns and rows", lambda t: np.maximum(t.window_columns, t.window_rows) <= 256),
             (f"at most {MAX_UNROLLED} products of a warp are unrolled", lambda t: t.mmas_per_item <= MAX_UNROLLED),
             (f"at most {MAX_REGISTERS} registers per thread", lambda t: t.live_registers <= MAX_REGISTERS),
@@ -258,8 +259,16 @@ class DepthwiseWgradConfig(EstimatedTileConfig):
 
         Columns of dY behind the image are zeros, and what follows a row of X is multiplied by them.
         """
-        pixels = np.minimum(self.pixels_x, self.shape.output_size[2])
-        return round_up((pixels - 1) * self.shape.strides[2] + self.shape.window_extent[2], SWIZZLE_PIXELS)
+        return round_up(self._count_columns(np.minimum(self.pixels_x, self.shape.output_size[2])), SWIZZLE_PIXELS)
+
+    @property
+    def pixels_behind(self) -> Any:
+        """Pixels of X behind a row that columns of dY behind the image are multiplied by."""
+        return np.maximum(0, self._count_columns(self.pixels_x) - self.window_columns)
+
+    def _count_columns(self, pixels: Any) -> Any:
+        """Return the columns of X below neighbouring pixels of dY."""
+        return (pixels - 1) * self.shape.strides[2] + self.shape.window_extent[2]
 
     @property
     def pixel_bytes(self) -> Any:
