@@ -264,6 +264,7 @@ CLUSTER = {
         ),
         ("conv2d_wgrad:5x12x7x7,12x1x7x7,s1,p3,d1,g12,tf32,nhwc", {**CLUSTER, "taps_y": 2, "taps_x": 7, "parts": 7}),
         ("conv2d_wgrad:3x16x9x9,16x1x1x3,s1,p0,g16,f16,nhwc", {**CLUSTER, "threads_c": 1, "taps_y": 1, "parts": 8}),
+        ("conv2d_wgrad:1x16x14x8,16x1x3x3,s2x3,p3x2,d1x2,g16,tf32,nhwc,add", None),  # CTAs without sums to add up
         ("conv1d_wgrad:8x16x70,16x1x9,s1,p4,g16,f16,nhwc,out-f32", None),
         ("conv3d_wgrad:2x16x4x5x6,16x1x3x3x3,s1x2x1,p1,g16,f16,nhwc", None),
     ],
