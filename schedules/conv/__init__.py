@@ -3,6 +3,7 @@
 from . import default, tiling, columns, vthread, conflict_free  # noqa: F401, I001  (in the order of the optimizations)
 from .backward import default as gradient_default, tiling as gradient_tiling  # noqa: F401
 from .tensor_cores import tensor_core, stem  # noqa: F401
+from .tensor_cores.depthwise import diagonal_dgrad, diagonal_fprop  # noqa: F401  (before slower depthwise schedules)
 from . import nhwc_direct, nchw_direct  # noqa: F401  (searched first where they apply, as `stem` is)
 from .tensor_cores import hopper  # noqa: F401
 from .tensor_cores.grouped import fprop as grouped_mma_sync  # noqa: F401  (before `mma_sync`, which is slower there)
@@ -12,8 +13,6 @@ from .tensor_cores.hopper import filter_rows, tap_columns, windows  # noqa: F401
 from .tensor_cores.grouped import dgrad as grouped_dgrad_mma_sync, wgrad as grouped_wgrad_mma_sync  # noqa: F401
 from .tensor_cores.depthwise import (  # noqa: F401
     dgrad as depthwise_dgrad_mma_sync,
-    diagonal_dgrad,
-    diagonal_fprop,
     fprop as depthwise_mma_sync,
     wgrad as depthwise_diagonal,
 )

@@ -146,6 +146,10 @@ DIAGONALS = [
     ),
     ("conv3d_wgrad:1x8x3x3x21,8x1x3x1x13,s2x1x1,p1x0x6,g8,f16,nhwc", {"octets": 1, "pixels_x": 32, "stages": 3}),
     ("conv2d_wgrad:3x72x7x7,72x1x7x7,s1,p3,g72,f16,nhwc", EIGHT_OCTETS),
+    (  # the last column has one tap for each warp
+        "conv2d_wgrad:2x16x13x14,16x1x4x3,s1x2,d2,g16,bf16,nhwc",
+        {"octets": 1, "taps_y": 1, "warps_taps": 4, "pixels_x": 8, "mma_columns": 8, "warps_pixels": 1},
+    ),
     (  # columns of dY behind the image, below which there is no window
         "conv2d_wgrad:2x16x9x20,16x1x5x7,s1,p2x3,d2x1,g16,f16,nhwc",
         {"octets": 2, "strip_rows": 8, "taps_y": 3, "warps_taps": 2, "pixels_x": 32, "warps_pixels": 2},
@@ -259,6 +263,8 @@ CLUSTER = {
             {**CLUSTER, "threads_taps": 5, "taps_y": 1, "taps_x": 4, "parts": 3, "threads_c": 3, "prefetch_tile": 1},
         ),
         ("conv2d_wgrad:5x12x7x7,12x1x7x7,s1,p3,d1,g12,tf32,nhwc", {**CLUSTER, "taps_y": 2, "taps_x": 7, "parts": 7}),
+        ("conv2d_wgrad:3x16x9x9,16x1x1x3,s1,p0,g16,f16,nhwc", {**CLUSTER, "threads_c": 1, "taps_y": 1, "parts": 8}),
+        ("conv2d_wgrad:1x16x14x8,16x1x3x3,s2x3,p3x2,d1x2,g16,tf32,nhwc,add", None),  # CTAs without sums to add up
         ("conv1d_wgrad:8x16x70,16x1x9,s1,p4,g16,f16,nhwc,out-f32", None),
         ("conv3d_wgrad:2x16x4x5x6,16x1x3x3x3,s1x2x1,p1,g16,f16,nhwc", None),
     ],

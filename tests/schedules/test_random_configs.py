@@ -16,6 +16,7 @@ from tvmconv.devices import Arch
 NUM_SEEDS, NUM_QUICK_SEEDS = 150, 4
 ARCHS = (Arch("sm_90"), Arch("sm_90"), Arch("sm_80"))
 SCHEDULES = {
+    "depthwise_cluster",
     "depthwise_diagonal",
     "depthwise_mma_sync",
     "depthwise_nchw",

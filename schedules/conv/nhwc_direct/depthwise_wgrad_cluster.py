@@ -27,10 +27,8 @@ from ...tir_builder import (
     Register,
     allocate,
     build_schedule,
-    emit_call,
     emit_ptx,
     if_,
-    is_below,
     items_loop,
     load_shared,
     store,
@@ -75,7 +73,10 @@ def depthwise_cluster(s: Schedule, w: WeightGradient, k: Knobs) -> Schedule:
 
 
 class ClusterWgradKernel(WgradKernel):
-    """Emitter of the kernel."""
+    """Emitter of the kernel.
+
+    Threads of a warp may have different work before a barrier of the cluster, so that its forms are not `aligned`.
+    """
 
     config: ClusterWgradConfig
 
@@ -91,22 +92,24 @@ class ClusterWgradKernel(WgradKernel):
     def accumulate_pixels(self) -> None:
         """Walk over the thread's tiles of pixels, after the CTA has told the others that it runs."""
         self.cluster_sums = allocate_smem(int(self.config.dynamic_shared_bytes))
-        emit_ptx("barrier.cluster.arrive.relaxed.aligned")
+        emit_ptx("barrier.cluster.arrive.relaxed")
         super().accumulate_pixels()
 
     def store_sums(self) -> None:
         """Send the sums of the CTA to those that add them up, and store the CTA's share of the gradient."""
         config, layout = self.config, self.layout
         owners = config.threads_taps * config.threads_c
-        emit_ptx("barrier.cluster.wait.aligned")  # all CTAs of the cluster run
+        emit_ptx("barrier.cluster.wait.acquire")  # all CTAs of the cluster run
         self.remote = Register("remote_sum", "uint32")
         super().store_sums()
-        emit_call(T.cuda.cluster_sync())
+        emit_ptx("barrier.cluster.arrive.release")
+        emit_ptx("barrier.cluster.wait.acquire")
         total, value = allocate("cluster_total", 1, ACCUMULATOR), allocate("cluster_sum", 1, "uint32")
         thread = self.pixel_thread * owners + self.thread_of_sum
         with items_loop(int(config.sums_per_rank), thread, int(config.num_threads)) as item:
             index = self.part * config.sums_per_rank + item
-            with if_(is_below(index, int(config.sums_per_cta), int(config.sums_per_rank))):
+            is_sum = index < config.sums_per_cta
+            with if_(True if config.num_parts * config.sums_per_rank == config.sums_per_cta else is_sum):
                 store(total, 0, T.float32(0))
                 for part in range(int(config.num_parts)):
                     load_shared(value, self.locate_sum(part, item), FLOAT_BYTES)

@@ -159,7 +159,8 @@ def list_best_configs(w: WeightGradient, prefetch_tile: int, in_cluster: bool = 
         lambda t: t.num_threads <= MAX_DEFAULT_THREADS,
         lambda t: t.num_products <= MAX_DEFAULT_PRODUCTS,
         lambda t: t.live_registers <= MAX_DEFAULT_REGISTERS,
-        lambda t: (t.threads_c * t.vector * itemsize >= SECTOR_BYTES) | (t.threads_c == t.num_units),
+        # CTAs that share sectors take up to half as long again.
+        lambda t: (t.threads_c * t.vector * itemsize % SECTOR_BYTES == 0) | (t.threads_c == t.num_units),
         lambda t: math.prod(t.pixel_tiles) * t.pixels_y * t.pixels_x <= MAX_OVERHANG * rows * columns,
     ]
     candidates = config_type.from_options(options, w=w)

@@ -15,11 +15,9 @@ from typing import Any, ClassVar
 import numpy as np
 
 from tvmconv.arithmetic import ceil_div, round_up
-from tvmconv.fitted_latency import H200_FIT
 from tvmconv.target import (
     CLOCKS_PER_MATRIX_MULTIPLY,
     H200,
-    L2_CLOCKS,
     LINE_BYTES,
     MAX_REGISTERS_PER_THREAD,
     REGISTERS_PER_MULTIPROCESSOR,
@@ -36,7 +34,15 @@ from ...transposed_view import TransposedView
 from ..gemm.pipelines import BARRIER_BYTES
 from ..implicit_gemm_shape import VECTOR_BYTES
 from ..latency_model import count_ctas_per_sm
-from .octets import OCTET, ODD_OCTETS, STAGE_ALIGNMENT_BYTES, SWIZZLE_PIXELS, SWIZZLED_OCTETS, count_copy_cycles
+from .octets import (
+    MEMORY_BYTES_PER_CYCLE,
+    OCTET,
+    ODD_OCTETS,
+    STAGE_ALIGNMENT_BYTES,
+    SWIZZLE_PIXELS,
+    SWIZZLED_OCTETS,
+    count_copy_cycles,
+)
 
 MMA_PIXELS = 16  # pixels of a product: its rows
 REGISTERS_PER_MMA = 4
@@ -53,10 +59,9 @@ MAX_UNROLLED = 512  # instructions mma.sync of an item
 MAX_SHARED_BYTES = 227 << 10
 MAX_OVERHANG = 1.5  # pixels and channels of all tiles, relative to those that exist
 OVERHEAD_REGISTERS = 40  # for addresses, counters and results
-ISSUED_PER_CYCLE = 0.72  # instructions of a scheduler
 STORE_INSTRUCTIONS = 12  # of the results of a product
 MIN_PROMISING_BYTES = 4 << 20  # of inputs and outputs
-START_CYCLES = 3000  # of a launch, the filters and the first window
+START_CYCLES = 800  # of a launch
 
 
 @dataclass(frozen=True)
@@ -344,17 +349,18 @@ class DiagonalConfig(EstimatedTileConfig):
         shared = loads * REGISTERS_PER_MMA * conflicts + 2 * results + self.window_bytes / LINE_BYTES
         pixels = self.window_rows * self.window_columns + self.result_rows * self.result_columns
         elements = sum(map(math.prod, (shape.input_size, shape.output_size))) * self.w.N * self.w.C
-        memory = elements * ELEMENT_BYTES / (H200.multiprocessors * H200_FIT.strips.l2_bytes_per_cycle)
-        warps = resident * self.compute_warps
+        memory = elements * ELEMENT_BYTES / (H200.multiprocessors * MEMORY_BYTES_PER_CYCLE)
+        copy_cycles = count_copy_cycles(pixels, self.octets)
+        product_cycles = products * CLOCKS_PER_MATRIX_MULTIPLY
         cycles = combine_overlapping(
-            tiles * products * CLOCKS_PER_MATRIX_MULTIPLY * np.maximum(1, SCHEDULERS / warps),
-            tiles * issued / (SCHEDULERS * ISSUED_PER_CYCLE),
+            tiles * product_cycles * np.maximum(1, SCHEDULERS / (resident * self.compute_warps)),
+            tiles * issued / SCHEDULERS,
             tiles * shared,
-            tiles * count_copy_cycles(pixels, self.octets),
+            tiles * copy_cycles,
             memory * np.ones_like(self.octets),
-            self.tiles_per_cta * (2 * issued / np.maximum(1, self.compute_warps) + L2_CLOCKS),
         )
-        return cycles + START_CYCLES
+        # Nothing overlaps with the first copy, and with the last products of a CTA.
+        return cycles + START_CYCLES + copy_cycles + product_cycles * np.maximum(1, SCHEDULERS / self.compute_warps)
 
 
 def list_steps(w: Conv | TransposedView) -> tuple[int, int]:

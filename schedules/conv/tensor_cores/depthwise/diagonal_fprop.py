@@ -1,4 +1,9 @@
-"""Depthwise convolutions as products of octets of channels with diagonal matrices (`diagonals`)."""
+"""Depthwise convolutions as products of octets of channels with diagonal matrices (`diagonals`).
+
+The FMA units multiply and convert each element for each tap that reads it. Here a product of eight channels and 16
+pixels has two taps, and no element is converted. Filters have at most 64 taps, which stay in registers. TMA copies
+windows of X ahead of the warps that multiply.
+"""
 
 from __future__ import annotations
 

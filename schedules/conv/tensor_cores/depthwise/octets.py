@@ -14,9 +14,9 @@ SWIZZLED_OCTETS = (2, 4, 8)  # octets of a pixel that a swizzle of their width k
 ODD_OCTETS = (3, 5, 7, 9, 15)  # without conflicts as well
 STAGE_ALIGNMENT_BYTES = 1024  # of the widest swizzle
 SWIZZLE_PIXELS = 8  # pixels after which a swizzle repeats
-# Of a line of a box of TMA, fitted to 60 configs of wgrads and dgrads that were measured on an H200:
-LINE_CYCLES, COPY_BYTES_PER_CYCLE = 1.7, 45
-UNSWIZZLED_RATIO = 1.7  # of the time of lines without a swizzle, which are no power of two
+# Of a line of a box of TMA, and of an SM's share of the memory, fitted to 362 configs of wgrads and dgrads on an H200:
+LINE_CYCLES, COPY_BYTES_PER_CYCLE, MEMORY_BYTES_PER_CYCLE = 1.35, 100, 18
+UNSWIZZLED_RATIO = 2.3  # of the time of lines without a swizzle, which are no power of two
 
 
 def locate_octet(octets: int, octet: Expr, pixel: Expr) -> Expr:

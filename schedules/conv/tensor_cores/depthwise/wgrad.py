@@ -239,12 +239,15 @@ class DepthwiseWgradKernel:
         row = row + self.tap_warp * (config.taps_y * shape.dilations[1])
         column = (pixel if is_row else pixel + second * 8) * stride_x
         input_pixel = Register("input_pixel", value=row * config.window_columns + column).value
-        self.input_places = allocate("input_place", config.column_pairs, "uint32")
+        self.input_places = allocate("input_place", config.column_pairs + 1, "uint32")
         next_column, next_row = shape.dilations[2], shape.dilations[1] * config.window_columns
         for pair in range(config.column_pairs):
             has_both = 2 * pair + 1 < shape.kernel_size[2]
             tap = 2 * pair * shape.dilations[2] + first * (next_column if has_both else next_row)
             store(self.input_places, pair, self.locate_pixel(input_pixel + tap))
+        if shape.kernel_size[2] % 2:  # a last tap without a pair
+            tap = (shape.kernel_size[2] - 1) * shape.dilations[2]
+            store(self.input_places, config.column_pairs, self.locate_pixel(input_pixel + tap))
         row, column = (first, pixel) if is_row else (0, pixel + first * 8)
         gradient_pixel = (row + second * config.mma_rows) * config.pixels_x + column
         place = to_uint32(config.input_pixels * self.pixel_bytes) + self.locate_pixel(gradient_pixel)
@@ -294,8 +297,10 @@ class DepthwiseWgradKernel:
                 used = [(unit, tap) for unit, tap in products if not (is_last and tap % 2)]
                 if not used:
                     continue
+                is_pair = not is_last or any(tap + 1 < config.taps_y for _, tap in used)
+                place = self.input_places[pair if is_pair else config.column_pairs]
                 offset = to_uint32(row * int(config.window_columns) * self.pixel_bytes)
-                ldmatrix_x4(a_registers, address + self.input_places[pair] + offset, transposed=True)
+                ldmatrix_x4(a_registers, address + place + offset, transposed=True)
                 for unit, tap in used:
                     first = self.find_sum(tap, 2 * pair)
                     sums = [self.accumulators[first + e] for e in range(count)]

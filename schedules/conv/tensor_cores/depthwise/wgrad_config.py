@@ -10,17 +10,15 @@ from typing import Any
 import numpy as np
 
 from tvmconv.arithmetic import ceil_div, round_up
-from tvmconv.fitted_latency import H200_FIT
 from tvmconv.target import (
     CLOCKS_PER_MATRIX_MULTIPLY,
     H200,
-    L2_CLOCKS,
     LINE_BYTES,
     REGISTERS_PER_MULTIPROCESSOR,
     SCHEDULERS,
-    SECTOR_BYTES,
 )
 from tvmconv.workloads.conv_gradient import WeightGradient
+from tvmconv.workloads.dtypes import get_itemsize
 
 from ...estimated_config import EstimatedTileConfig
 from ...nhwc_direct.wgrad_config import count_positions
@@ -29,7 +27,15 @@ from ...plane_shape import PlaneShape
 from ...tile_config import Rule, combine_overlapping
 from ..gemm.pipelines import BARRIER_BYTES
 from ..implicit_gemm_shape import VECTOR_BYTES
-from .octets import OCTET, ODD_OCTETS, STAGE_ALIGNMENT_BYTES, SWIZZLE_PIXELS, SWIZZLED_OCTETS, count_copy_cycles
+from .octets import (
+    MEMORY_BYTES_PER_CYCLE,
+    OCTET,
+    ODD_OCTETS,
+    STAGE_ALIGNMENT_BYTES,
+    SWIZZLE_PIXELS,
+    SWIZZLED_OCTETS,
+    count_copy_cycles,
+)
 
 MMA_PIXELS = 16  # pixels of dY of a product: its reduction
 REGISTERS_PER_MMA = 4
@@ -50,10 +56,9 @@ MAX_SHARED_BYTES = 227 << 10
 MAX_COLUMNS_RATIO = 1.5  # columns of all tiles, relative to those of dY
 LDMATRIX_CYCLES = 4  # of shared memory: four matrices
 ITEM_INSTRUCTIONS = 20  # of the addresses of an item
-ISSUED_PER_CYCLE = 0.72  # instructions of a scheduler, fitted to searches of ten layers on an H100
 MAX_ESTIMATE_RATIO = 1.2  # to the estimate on the FMA units, above which no search tries this kernel
-# Clock cycles of the second kernel, which starts early, and its bytes per cycle.
-REDUCTION_CYCLES, WORKSPACE_BYTES_PER_CYCLE = 1500, 1500
+# Clock cycles of both launches, and bytes per cycle of the second kernel, fitted to 184 configs on an H200.
+START_CYCLES, WORKSPACE_BYTES_PER_CYCLE = 800, 820
 
 
 @dataclasses.dataclass(frozen=True)
@@ -112,6 +117,7 @@ class DepthwiseWgradConfig(EstimatedTileConfig):
             ("tiles have whole products along the columns", lambda t: t.pixels_x % t.mma_columns == 0),
             ("strips have pairs of products along the rows", lambda t: t.strip_rows % (2 * t.mma_rows) == 0),
             (f"at most {MAX_WARPS} warps multiply", lambda t: t.compute_warps <= MAX_WARPS),
+            ("what a row of X is too short for follows in the stage", lambda t: t.pixels_behind <= t.gradient_pixels),
             ("TMA copies at most 256 columns and rows", lambda t: np.maximum(t.window_columns, t.window_rows) <= 256),
             (f"at most {MAX_UNROLLED} products of a warp are unrolled", lambda t: t.mmas_per_item <= MAX_UNROLLED),
             (f"at most {MAX_REGISTERS} registers per thread", lambda t: t.live_registers <= MAX_REGISTERS),
@@ -258,8 +264,16 @@ class DepthwiseWgradConfig(EstimatedTileConfig):
 
         Columns of dY behind the image are zeros, and what follows a row of X is multiplied by them.
         """
-        pixels = np.minimum(self.pixels_x, self.shape.output_size[2])
-        return round_up((pixels - 1) * self.shape.strides[2] + self.shape.window_extent[2], SWIZZLE_PIXELS)
+        return round_up(self._count_columns(np.minimum(self.pixels_x, self.shape.output_size[2])), SWIZZLE_PIXELS)
+
+    @property
+    def pixels_behind(self) -> Any:
+        """Pixels of X behind a row that columns of dY behind the image are multiplied by."""
+        return np.maximum(0, self._count_columns(self.pixels_x) - self.window_columns)
+
+    def _count_columns(self, pixels: Any) -> Any:
+        """Return the columns of X below neighbouring pixels of dY."""
+        return (pixels - 1) * self.shape.strides[2] + self.shape.window_extent[2]
 
     @property
     def pixel_bytes(self) -> Any:
@@ -336,29 +350,25 @@ class DepthwiseWgradConfig(EstimatedTileConfig):
         tiles = self.iterations * blocks_per_sm
         issued = mmas + 2 * loads + ITEM_INSTRUCTIONS * items
         conflicts = math.gcd(shape.strides[2], 2)
+        copy_cycles = count_copy_cycles(self.input_pixels + self.gradient_pixels, self.octets)
+        product_cycles = mmas * CLOCKS_PER_MATRIX_MULTIPLY
         cycles = combine_overlapping(
-            tiles * mmas * CLOCKS_PER_MATRIX_MULTIPLY * np.maximum(1, SCHEDULERS / (resident * num_warps)),
-            tiles * issued / (SCHEDULERS * ISSUED_PER_CYCLE),
+            tiles * product_cycles * np.maximum(1, SCHEDULERS / (resident * num_warps)),
+            tiles * issued / SCHEDULERS,
             tiles * (loads * LDMATRIX_CYCLES * conflicts + self.stage_bytes / LINE_BYTES),
-            tiles * self._copied_bytes / H200_FIT.strips.l2_bytes_per_cycle,
-            tiles * count_copy_cycles(self.input_pixels + self.gradient_pixels, self.octets),
-            ceil_div(blocks_per_sm, resident) * (self.iterations * 2 * issued / num_warps + L2_CLOCKS),
+            tiles * copy_cycles,
+            self._argument_bytes / (H200.multiprocessors * MEMORY_BYTES_PER_CYCLE) * np.ones_like(self.octets),
         )
-        start = ceil_div(blocks_per_sm, resident) * (4 * L2_CLOCKS + self.num_cta_sums / self.num_threads * 4)
+        # Nothing overlaps with the first copy, and with the last products of a CTA.
+        alone = copy_cycles + product_cycles * np.maximum(1, SCHEDULERS / num_warps)
         sums = self.num_parts * math.prod(self.w.argument_shapes[-1])
-        return cycles + start + REDUCTION_CYCLES + 8 * sums / WORKSPACE_BYTES_PER_CYCLE
+        start = START_CYCLES + ceil_div(blocks_per_sm, resident) * alone
+        return cycles + start + 8 * sums / WORKSPACE_BYTES_PER_CYCLE
 
     @property
-    def _copied_bytes(self) -> Any:
-        """Bytes of a tile inside of the images."""
-        shape = self.shape
-        _, rows, columns = shape.output_size
-        inside_rows = rows / (self.tiles_y * self.strip_rows)
-        inside_columns = columns / (self.tiles_x * self.pixels_x)
-        _, height, width = shape.input_size
-        window = self.strips * np.minimum(self.window_rows, height) * np.minimum(self.window_columns, width)
-        pixels = window + self.gradient_pixels * inside_rows * inside_columns
-        return np.maximum(SECTOR_BYTES, VECTOR_BYTES * self.octets) * pixels
+    def _argument_bytes(self) -> int:
+        """Bytes of dY and X."""
+        return sum(map(math.prod, self.w.argument_shapes[:2])) * get_itemsize(self.w.storage)
 
 
 @functools.lru_cache(maxsize=64)

@@ -23,6 +23,7 @@ from tvm.script import tirx as T  # noqa: N812  (TVM's own name for it)
 
 from tvmconv.registry import schedule
 from tvmconv.space import Knobs
+from tvmconv.target import LINE_BYTES
 from tvmconv.workloads.conv_gradient import WeightGradient
 from tvmconv.workloads.dtypes import ACCUMULATOR
 
@@ -58,6 +59,8 @@ from ..wgrad_sums import emit_wgrad
 from .dgrad import MAX_ROW_BYTES
 from .wgrad_config import MMA_PIXELS, OCTET, PointwiseWgradConfig, compute_pitch_bytes
 
+MAX_UNALIGNED_BYTES = 512  # of a row, above which `hopper` is faster
+
 
 def is_pointwise(w: WeightGradient) -> bool:
     """Whether the gradient is a product over all pixels whose sums fit a CTA, and pixels are vectors of 16 bytes."""
@@ -68,9 +71,13 @@ def is_pointwise(w: WeightGradient) -> bool:
     return PointwiseWgradConfig.has_config(viewed)
 
 
-def is_narrow(w: WeightGradient) -> bool:
-    """Return whether X or dY has rows of at most 192 bytes, so that memory bounds the gradient."""
-    return min(w.C, w.O) * 2 <= MAX_ROW_BYTES
+def is_promising(w: WeightGradient) -> bool:
+    """Return whether memory bounds the gradient, of rows of at most 192 bytes of X or dY, or rows are short and no
+    multiples of the lines that TMA reads.
+    """
+    row_bytes = w.C * 2, w.O * 2
+    is_unaligned = max(row_bytes) < MAX_UNALIGNED_BYTES and any(each % LINE_BYTES for each in row_bytes)
+    return min(row_bytes) <= MAX_ROW_BYTES or is_unaligned
 
 
 @schedule(
@@ -78,7 +85,7 @@ def is_narrow(w: WeightGradient) -> bool:
     dtypes=("float16", "bfloat16"),
     usage=lambda w, columns: PointwiseWgradConfig.compute_usage(view_channels_last(w), columns),
     condition=is_pointwise,
-    search_if=is_narrow,
+    search_if=is_promising,
     starting_configs=lambda w: PointwiseWgradConfig.list_starting_configs(view_channels_last(w)),
     supersedes=("implicit_gemm", "tiling"),
     device_kinds=("cuda",),

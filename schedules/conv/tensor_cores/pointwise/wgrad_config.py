@@ -41,7 +41,7 @@ COPY_INSTRUCTIONS = 8  # of the copy of 16 bytes, with its address
 TILE_CYCLES = 120  # of the barrier and the addresses of a tile
 MEMORY_CYCLES = 1500  # from the start of a copy to its end, while the memory is busy
 MEMORY_BYTES_PER_CYCLE, L2_BYTES_PER_CYCLE = 20, 26  # of an SM
-WORKSPACE_BYTES_PER_CYCLE = 2500  # of the second kernel, for the whole GPU
+WORKSPACE_BYTES_PER_CYCLE = 1450  # of both kernels, for the whole GPU
 
 
 def compute_pitch_bytes(channels: Any) -> Any:
@@ -53,7 +53,7 @@ def compute_pitch_bytes(channels: Any) -> Any:
 class PointwiseWgradConfig(EstimatedTileConfig):
     """One config, or many configs as columns."""
 
-    TILE_KNOBS = ("blocks_m", "blocks_n", "warps_m", "warps_n", "block_k")
+    TILE_KNOBS = ("blocks_m", "blocks_n")
 
     w: WeightGradient
     blocks_m: Any  # CTAs that divide the filters
@@ -213,8 +213,10 @@ class PointwiseWgradConfig(EstimatedTileConfig):
         copies = copied_bytes / VECTOR_BYTES / WARP_SIZE * COPY_INSTRUCTIONS
         in_flight = np.minimum(blocks_per_sm, self.resident_ctas) * (self.stages - 1.5) * self.stage_bytes
         waves = ceil_div(blocks_per_sm, self.resident_ctas)
+        resident_warps = np.minimum(blocks_per_sm, self.resident_ctas) * warps
+        imbalance = ceil_div(resident_warps, SCHEDULERS) * SCHEDULERS / resident_warps
         cycles = combine_overlapping(
-            tiles * pixel_steps * mmas * CLOCKS_PER_MATRIX_MULTIPLY,
+            tiles * pixel_steps * mmas * CLOCKS_PER_MATRIX_MULTIPLY * imbalance,
             tiles * (pixel_steps * loads * 4 + copied_bytes / BANK_BYTES),
             tiles * (pixel_steps * (mmas + loads + 8) + copies) / SCHEDULERS,
             shape.k * (shape.m + shape.n) * shape.itemsize / H200.multiprocessors / MEMORY_BYTES_PER_CYCLE,
