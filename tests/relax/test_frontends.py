@@ -172,14 +172,15 @@ def test_tf32_is_an_option_and_weights_are_compensated():
     assert "tf32" not in tvmconv.relax.optimize_with_report(mod, "sm_90").report.lines[0].workload
 
 
-@pytest.mark.parametrize("tracks", [False, True])
-@pytest.mark.parametrize("is_affine", [False, True])
-def test_instance_norms_have_the_epsilon_of_the_model(is_affine, tracks):
+@pytest.mark.parametrize("is_decomposed", [False, True])
+@pytest.mark.parametrize(("is_affine", "tracks"), [(False, False), (True, False), (True, True)])
+def test_instance_norms_have_the_epsilon_of_the_model(is_affine, tracks, is_decomposed):
     norm = nn.InstanceNorm2d(5, eps=0.3, affine=is_affine, track_running_stats=tracks)
     model, x = nn.Sequential(nn.Conv2d(3, 5, 1), norm), torch.randn(2, 3, 4, 4)
     for parameter in (*model.parameters(), *model.buffers()):
         parameter.data = parameter.data + torch.rand(parameter.shape)
-    mod = tvmconv.relax.from_exported_program(torch.export.export(model.eval(), (x,)))
+    program = torch.export.export(model.eval(), (x,))
+    mod = tvmconv.relax.from_exported_program(program, run_ep_decomposition=is_decomposed)
     assert differ(tvmconv.relax.optimize_with_report(mod, CPU).compile(), model, x) < 1e-5
 
 

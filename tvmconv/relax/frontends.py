@@ -107,7 +107,8 @@ def _convert_instance_norm(node: Any, importer: Any) -> relax.Var:
     if use_input_statistics:
         axes = list(range(2, len(sizes)))
         return emit(relax.op.nn.instance_norm(x, weight, bias, channel_axis=1, axes=axes, epsilon=epsilon))
-    return emit(emit(relax.op.nn.batch_norm(x, weight, bias, mean, variance, axis=1, epsilon=epsilon))[0])
+    norm = relax.op.nn.batch_norm(x, weight, bias, mean, variance, axis=1, epsilon=epsilon, training=False)
+    return emit(emit(norm)[0])
 
 
 def _convert_group_norm(node: Any, importer: Any) -> relax.Var:
