@@ -53,6 +53,7 @@ DESCRIPTIONS = {
     "octets": "Octets of channels of a CTA; half octets in layers with channels first.",
     "operand_scope": 'Where operands are staged: "shared" copies the window of a tile once per CTA; "registers" reads '
     "it from global memory, through the L1 cache.",
+    "output_boxes": 'Boxes of the output: "swizzled", of up to 128 bytes per row, or "wide", without bank swizzle.',
     "output_eviction": 'When written lines leave the L2 cache: "first", before the operands, or in the "normal" order.',
     "output_stages": "Parts of the output of a warpgroup in shared memory, of which all but one may wait for stores.",
     "output_tile": "m of Winograd's F(m × m, r × r): outputs per tile and axis. A larger m takes fewer products and "

@@ -24,7 +24,7 @@ ADDED_KNOBS: dict[str, frozenset[str]] = {
     "hopper": frozenset(
         {
             *("kernel_schedule", "raster_order", "decomposition", "input_loader", "producer_warpgroups"),
-            *("output_eviction", "output_stages", "filters"),
+            *("output_eviction", "output_stages", "filters", "output_boxes"),
         }
     ),
     "mma_sync": frozenset({"input_loader"}),

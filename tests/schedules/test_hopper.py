@@ -157,7 +157,7 @@ def test_large_outputs_start_a_search_in_each_kernel_schedule():
     assert len({space.project(config).tobytes() for config in configs}) == len(configs)
     just_beyond_whole_waves = tc.parse("conv2d:32x256x40x40,128x256x3x3,s1,p1,f16,nhwc")
     configs = find_schedule(just_beyond_whole_waves, "hopper").list_starting_configs(just_beyond_whole_waves)
-    divided = {config["decomposition"] for config in configs[5:] if "filters" not in config}
+    divided = {c["decomposition"] for c in configs[5:] if not c.keys() & {"filters", "output_boxes"}}
     assert divided == {"split_last_wave", "narrow_last_wave"}
     small = tc.parse("conv2d:1x64x56x56,64x64x3x3,s1,p1,f16,nhwc")
     assert find_schedule(small, "hopper").list_starting_configs(small) == []
@@ -169,6 +169,7 @@ def test_ping_pong_is_a_default_and_never_the_value_of_older_configs():
     assert space.default["kernel_schedule"] == "pingpong"
     assert space.is_legal(space.point_from_config(space.default)[None]).all()
     older = {name: value for name, value in space.default.items() if name not in compat.ADDED_KNOBS["hopper"]}
+    older["stages"] = 3  # which fit where warpgroups share a tile
     schedule = find_schedule(w, "hopper")
     for config, expected in (({}, "pingpong"), ({"stages": 3}, "cooperative"), (older, "cooperative")):
         k = Knobs(config)

@@ -22,18 +22,24 @@ class EpilogueTile:
     m_atoms: int  # instructions of a warpgroup along M
     warpgroups: int  # number of warpgroups that share a work tile, along M
     dtype: str  # storage dtype of the output
-    row_bytes: int  # bytes of a subtile's rows, which is the width of the swizzle
+    row_bytes: int  # bytes of a subtile's rows, which is the width of the swizzle if there is one
     stages: int  # subtiles of a warpgroup in shared memory
     frames: int = 1  # frames of the output, whose rows are counted from the first one of each
     # Whether columns are those of `InterleavedFilters`, so that a thread has four neighbouring channels of 8 bits.
     interleaved: bool = False
     line: tuple[int, int] | None = None  # pixels of a line that are stored, and of all its rows; None if all are
     evicts_first: bool = False  # whether stores go to lines that leave L2 first
+    is_swizzled: bool = True  # whether rows are swizzled in shared memory
 
     @property
     def layout(self) -> SmemLayout:
         """Layout of a subtile in shared memory."""
-        return SmemLayout(self.atom.m, self.row_bytes)
+        return SmemLayout(self.atom.m, self.row_bytes, is_swizzled=self.is_swizzled)
+
+    @property
+    def swizzle_bytes(self) -> int:
+        """Width of the swizzle; 0 without one."""
+        return self.row_bytes if self.is_swizzled else 0
 
     @property
     def n(self) -> int:
@@ -76,9 +82,9 @@ class EpilogueTile:
             pixels, rows = self.line
             line_extents, line_strides = (n, pixels, m // rows, groups), (n * groups, n * groups * pixels, n)
             line_box = self.n, self.atom.m, 1, 1
-            layout = line_extents, line_strides, line_box, self.row_bytes
+            layout = line_extents, line_strides, line_box, self.swizzle_bytes
             return maps.make_tiled_map(self.dtype, get_itemsize(self.dtype), *layout)
         frames, frame_strides = ((self.frames,), (m * n * groups,)) if self.frames > 1 else ((), ())
         extents, strides = (n, m, groups, *frames), (n * groups, n, *frame_strides)
         box = (self.n, self.atom.m, *(1 for _ in extents[2:]))
-        return maps.make_tiled_map(self.dtype, get_itemsize(self.dtype), extents, strides, box, self.row_bytes)
+        return maps.make_tiled_map(self.dtype, get_itemsize(self.dtype), extents, strides, box, self.swizzle_bytes)

@@ -35,6 +35,7 @@ class SmemLayout:
     row_bytes: int
     boxes: int = 1  # number of boxes
     major: Major = Major.K  # contiguous mode of the operand
+    is_swizzled: bool = True  # rows that are not swizzled have any multiple of 16 bytes
 
     @property
     def box_bytes(self) -> int:
@@ -54,6 +55,8 @@ class SmemLayout:
 
     def swizzle_mask(self, row: Expr) -> Expr:
         """Return the number with which the index of a 16-byte chunk in a row is XORed."""
+        if not self.is_swizzled:
+            return 0
         rows_per_128_bytes = max(1, MAX_SWIZZLE_BYTES // self.row_bytes)
         return row // rows_per_128_bytes % (min(self.row_bytes, MAX_SWIZZLE_BYTES) // CHUNK_BYTES)
 

@@ -9,6 +9,7 @@ import numpy as np
 
 from tvmconv.arithmetic import ceil_div
 from tvmconv.target import MAX_REGISTERS_PER_THREAD, REGISTERS_PER_MULTIPROCESSOR, WARP_SIZE
+from tvmconv.tensor_map import MAX_BOX_ELEMENTS
 from tvmconv.workloads import Conv
 from tvmconv.workloads.dtypes import INT8, get_itemsize
 
@@ -17,8 +18,10 @@ from ..implicit_gemm_shape import ImplicitGemmShape
 from ..promotion import has_eight_bits, has_float8_sums, has_integer_output
 from .tile_config import (
     COOPERATIVE,
+    MAX_EPILOGUE_ROW_BYTES,
     MAX_SWIZZLE_BYTES,
     MIN_SLICED_STAGES,
+    MIN_SWIZZLE_BYTES,
     OVERHEAD_REGISTERS,
     RASTER_ORDERS,
     REALLOCATED_REGISTERS,
@@ -34,7 +37,6 @@ SM_PARTITIONS = 4  # partitions of an SM, each with a part of the registers, ove
 RESIDUAL_REGISTERS = 24  # registers per thread of a residual, besides `OVERHEAD_REGISTERS`
 VECTOR_REGISTERS = 24  # registers per thread of vectors and pixels where warps store the output in place of TMA
 MAX_SHARED_BYTES = 227 << 10  # per CTA
-MIN_SWIZZLE_BYTES = 32  # width of the narrowest swizzle
 MIN_BOX_COLUMNS = 32  # 16-bit columns of a box that a search tries
 
 
@@ -128,6 +130,10 @@ def isa_constraints(w: Conv) -> list[Rule]:
                 )
             ),
         ),
+        (
+            "TMA stores wide boxes where swizzled ones are narrow, of outputs without a residual or statistics",
+            lambda t: np.logical_not(t.stores_wide_boxes) | can_store_wide_boxes(t, w),
+        ),
         ("a split reduction shares no operands", lambda t: (t.split_k == 1) | (t.multicast_size == 1)),
         (
             "clusters share operands only if TMA stores, or if warpgroups divide the k-tiles",
@@ -161,6 +167,21 @@ def isa_constraints(w: Conv) -> list[Rule]:
             lambda t: t.k_tiles_per_cta(gemm) * (t.split_k - 1) < t.total_k_tiles(gemm),
         ),
     ]
+
+
+def can_store_wide_boxes(t: HopperTileConfig, w: Conv) -> Any:
+    """Return whether a box without a swizzle is wider than a swizzled one, and TMA stores it."""
+    itemsize = get_itemsize(w.argument_dtypes[-1])
+    row_bytes = t.block_n * itemsize
+    lowest_bit = row_bytes & -row_bytes
+    width = row_bytes // lowest_bit * MIN_SWIZZLE_BYTES
+    return (
+        (lowest_bit >= MIN_SWIZZLE_BYTES)
+        & (width > np.gcd(row_bytes, MAX_EPILOGUE_ROW_BYTES))
+        & (width <= MAX_BOX_ELEMENTS * itemsize)
+        & np.logical_not(t.uses_smem_reduction(w) | t.divides_last_wave | t.has_filter_rows)
+        & (not find_residual(w) and not returns_stats(w))
+    )
 
 
 def list_eight_bit_rules(w: Conv) -> list[Rule]:

@@ -33,6 +33,7 @@ from ..promotion import (
 from .candidates import list_best
 from .constraints import (
     MAX_ACCUMULATORS,
+    can_store_wide_boxes,
     count_equal_registers,
     isa_constraints,
     resource_constraints,
@@ -56,6 +57,7 @@ from .tile_config import (
     NARROW_LAST_WAVE,
     NORMAL,
     NUM_MULTIPROCESSORS,
+    OUTPUT_BOXES,
     OUTPUT_EVICTIONS,
     OUTPUT_STAGES_CHOICES,
     PINGPONG,
@@ -65,6 +67,8 @@ from .tile_config import (
     SPLIT_LAST_WAVE,
     STAGES_CHOICES,
     STREAMED,
+    SWIZZLED,
+    WIDE,
     HopperTileConfig,
 )
 from .tma_requirements import (
@@ -81,6 +85,7 @@ from .tma_requirements import (
 NEAR_RATIO = 1.05  # of estimates of narrower tiles in the last wave, with which a search starts
 MIN_EVICTED_BYTES = H200.architecture.l2_bytes // 2  # minimum size of an output that may leave L2 before the operands
 NUM_RESIDENT_CONFIGS = 4  # configs with which a search starts whose CTAs keep filters
+NUM_WIDE_CONFIGS = 3  # configs with which a search starts that have wide boxes as well
 NUM_EVICTING_CONFIGS = 2  # configs with which a search starts whose output leaves L2 first
 Estimate = Callable[[HopperTileConfig, Conv], Any]  # returns the latency of configs in microseconds
 
@@ -153,7 +158,7 @@ def declare_knobs(
     | filters | "streamed" | a CTA loads filters and pixels of each work tile |
     | | "resident" | it loads the filters once, and all of its work tiles have their channels |
 
-    `keeps_filters` says whether the last of them is one.
+    `keeps_filters` says whether `filters` is a knob, and `output_boxes`, which other outputs have as well.
 
     8-bit floats have the knob `promotion_interval`: the number of products after which sums are promoted to float32. A
     search has only the longest one whose error is bounded; longer ones, and 0 for none, are for users who set them.
@@ -177,6 +182,8 @@ def declare_knobs(
         values["decomposition"] = k.choice("decomposition", DECOMPOSITIONS, default.decomposition)
         if keeps_filters:
             values["filters"] = k.choice("filters", FILTER_COPIES, default.filters, missing=STREAMED)
+    if keeps_filters:
+        values["output_boxes"] = k.choice("output_boxes", OUTPUT_BOXES, default.output_boxes, missing=SWIZZLED)
     if has_float8_sums(w):
         intervals = list_intervals(w)
         values[KNOB] = k.choice(KNOB, intervals, intervals[0])
@@ -226,9 +233,15 @@ def declare_output_knobs(w: Conv, k: Knobs) -> dict[str, Any]:
 
 
 def add_output_configs(w: Conv, configs: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Return the configs with which a search starts, and the first of them with outputs that leave L2 first."""
+    """Return the configs with which a search starts, and some of them with other stores of the output.
+
+    The first ones have outputs that leave L2 first, and the first ones with narrow boxes also have wide ones.
+    """
+    viewed_workload = w.to_channels_last()
     evicting = configs[:NUM_EVICTING_CONFIGS] if can_evict_output(w) else ()
-    return [*configs, *({**config, "output_eviction": FIRST} for config in evicting)]
+    wide = [{**config, "output_boxes": WIDE} for config in configs] if can_keep_filters(w, viewed_workload) else []
+    wide = [c for c in wide if can_store_wide_boxes(HopperTileConfig.of_workload(c, viewed_workload), viewed_workload)]
+    return [*configs, *wide[:NUM_WIDE_CONFIGS], *({**config, "output_eviction": FIRST} for config in evicting)]
 
 
 def can_keep_filters(w: Conv, viewed_workload: Conv) -> bool:
@@ -335,8 +348,8 @@ def pruning_constraints(w: Conv, estimate: Estimate = estimate_latency_us, best_
             lambda t: t.block_k(gemm.itemsize) < 2 * max(gemm.channels_per_group, 16),
         ),
         (
-            "there are at most as many stages as k-tiles, unless filters are resident",
-            lambda t: (t.stages <= t.k_tiles_per_cta(gemm) + 1) | (t.stages == STAGES_CHOICES[0]) | t.keeps_filters,
+            "there are at most as many stages as k-tiles, or those of some tiles if CTAs compute several",
+            lambda t: (t.stages <= t.useful_stages(gemm)) | (t.stages == STAGES_CHOICES[0]) | t.keeps_filters,
         ),
         (
             "a reduction is split only if tiles are few",

@@ -28,7 +28,7 @@ from ..promotion import (
 )
 from .candidates import select_best
 from .constraints import isa_constraints, require_whole_slices, resource_constraints
-from .tile_config import COOPERATIVE, KNOB_OPTIONS, PINGPONG, HopperTileConfig
+from .tile_config import COOPERATIVE, KNOB_OPTIONS, MAX_TILES_AHEAD, PINGPONG, HopperTileConfig
 from .tma_requirements import (
     WGMMA_K_BYTES,
     WGMMA_M,
@@ -67,7 +67,7 @@ def estimate_latency_us(
     CTAs run in waves, and an epilogue follows each mainloop except in ping-pong. Each k-tile takes the time of its
     bottleneck: tensor cores, shared memory, TMA (which processes row by row) or the fixed cost. A stage is full again
     `stage_reuse_k_tiles` k-tiles after its use; with fewer stages the CTA waits. Stages beyond the k-tiles of a tile
-    serve if filters are resident. A launch takes at least as long as its compulsory traffic.
+    serve if CTAs compute several. A launch takes at least as long as its compulsory traffic.
 
     Args:
         config: One config, or many as columns.
@@ -87,6 +87,7 @@ def _estimate_unbounded_us(
     """Return the estimate of a launch whose compulsory traffic takes no time."""
     params, ctas_per_sm = H200_FIT.hopper, config.ctas_per_sm(w)
     k_tiles = config.k_tiles_per_cta(gemm) if k_tiles is None else k_tiles
+    useful_stages = np.where(config.computes_several_tiles(gemm), MAX_TILES_AHEAD * k_tiles, k_tiles)
     if waves is None:
         waves = _count_waves(config, gemm, ctas_per_sm)
     macs_per_k_tile = config.block_m * config.block_n * config.block_k(gemm.itemsize)
@@ -99,7 +100,7 @@ def _estimate_unbounded_us(
     promotion_us = ctas_per_sm * _estimate_promotion_us(config)
     stage_wait_us = (
         params.stage_reuse_k_tiles * k_tile_us + (config.multicast_size > 1) * params.cluster_wait_us
-    ) / np.where(config.keeps_filters, config.stages, np.minimum(config.stages, k_tiles))
+    ) / np.where(config.keeps_filters, config.stages, np.minimum(config.stages, useful_stages))
     epilogue_us = (
         params.epilogue_us_per_accumulator * config.num_accumulators
         + config.uses_smem_reduction(w) * params.reduction_us_per_element * config.block_m * config.block_n

@@ -340,4 +340,5 @@ def make_epilogue_tile(
     dtype = w.argument_dtypes[-1]
     row_bytes, stages = int(config.epilogue_row_bytes(get_itemsize(dtype))), int(config.epilogue_stages(w))
     subtiles = atom, config.wgmma_m_tiles, config.warpgroups_per_tile, dtype, row_bytes, stages, frames
-    return make_tile(*subtiles, evicts_first=config.output_eviction == FIRST)
+    stores = {"evicts_first": config.output_eviction == FIRST, "is_swizzled": not config.stores_wide_boxes}
+    return make_tile(*subtiles, **stores)

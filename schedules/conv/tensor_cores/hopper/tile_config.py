@@ -45,6 +45,7 @@ BLOCK_N_CHOICES = (16, 32, 48, 64, 80, 96, 112, 128, 160, 192, 224, 256)
 BLOCK_K_BYTES_CHOICES = (32, 64, 128, 256)
 MAX_SWIZZLE_BYTES = 128  # the widest swizzle
 STAGES_CHOICES = (2, 3, 4, 5, 6, 8)
+MAX_TILES_AHEAD = 4  # tiles of which a CTA that computes several has k-tiles in shared memory
 SPLIT_K_CHOICES = (1, 2, 3, 4, 5, 6, 8)
 K_SLICES_CHOICES, MIN_SLICED_STAGES = (1, 2), 4  # of wgrads; each slice has a stage to read and one that is filled
 CLUSTER_M_CHOICES, CLUSTER_N_CHOICES = (1, 2, 4), (1, 2)
@@ -55,6 +56,7 @@ DATA_PARALLEL, SPLIT_LAST_WAVE, NARROW_LAST_WAVE = "data_parallel", "split_last_
 DECOMPOSITIONS = DATA_PARALLEL, SPLIT_LAST_WAVE, NARROW_LAST_WAVE
 SUM_DECOMPOSITIONS = DATA_PARALLEL, SPLIT_LAST_WAVE  # of kernels whose results are partial sums
 OUTPUT_STAGES_CHOICES, RESIDUAL_STAGES = (2, 4, 8), 4  # epilogue tiles per warpgroup in shared memory
+OUTPUT_BOXES = SWIZZLED, WIDE = "swizzled", "wide"  # rows of the boxes that TMA stores
 OUTPUT_EVICTIONS = NORMAL, FIRST = "normal", "first"  # when lines of the output leave L2
 FILTER_COPIES = STREAMED, RESIDENT = "streamed", "resident"  # how often a CTA loads filters: per work tile, or once
 CONVERTED, TMA, CP_ASYNC = "converted", "tma", "cp_async"  # loaders of a channels-first X
@@ -76,6 +78,7 @@ NUM_MULTIPROCESSORS = H200.multiprocessors
 MAX_ACTIVE_CTAS = np.array([0, NUM_MULTIPROCESSORS, 66 * 2, 39 * 3, 30 * 4, 22 * 5, 17 * 6, 0, 15 * 8])
 OVERHEAD_REGISTERS = 28  # registers per thread besides the accumulators
 STATS_OVERHEAD_REGISTERS = 12  # registers per thread of statistics, besides sums
+MIN_SWIZZLE_BYTES = 32  # width of the narrowest swizzle
 MAX_EPILOGUE_ROW_BYTES = 128  # maximum bytes of channels per epilogue tile
 REDUCE_PIECE_M, REDUCE_PIECE_N = 4, 8  # pixels × channels that are contiguous in shared memory for a reduction
 
@@ -123,6 +126,7 @@ class HopperTileConfig(TileConfig):
     taps: Any = 1  # taps of a filter
     channel_bytes: Any = 0  # bytes of the channels of a tap
     has_filter_rows: Any = False  # whether rows of the product are filters, so that taps share copies of its columns
+    output_boxes: Any = SWIZZLED  # "wide": TMA stores wider boxes without a swizzle, if swizzled ones are narrow
     output_stages: Any = 2  # epilogue tiles per warpgroup in shared memory, of outputs without a residual
 
     @classmethod
@@ -306,6 +310,11 @@ class HopperTileConfig(TileConfig):
         """Return the number of k-tiles per CTA and tile."""
         return ceil_div(self.total_k_tiles(gemm), self.split_k)
 
+    def useful_stages(self, gemm: ImplicitGemmShape) -> Any:
+        """Return the number of stages beyond which more hardly serve: those of the k-tiles that a CTA loads ahead."""
+        k_tiles = self.k_tiles_per_cta(gemm)
+        return np.where(self.computes_several_tiles(gemm), MAX_TILES_AHEAD * k_tiles, k_tiles) + 1
+
     def stage_bytes(self) -> Any:
         """Return the shared memory of one pipeline stage in bytes, for both operands unless filters are resident."""
         return (self.a_stage_rows + self.b_streamed_rows) * self.block_k_bytes
@@ -351,8 +360,19 @@ class HopperTileConfig(TileConfig):
         return np.where(shares_rows, round_up(WGMMA_M + self.halo_width, SWIZZLE_ROWS), WGMMA_M)
 
     def epilogue_row_bytes(self, itemsize: int) -> Any:
-        """Return the bytes of channels per epilogue tile, which divide the CTA's channels into whole swizzles."""
-        return np.gcd(self.block_n * itemsize, MAX_EPILOGUE_ROW_BYTES)
+        """Return the bytes of channels per epilogue tile, which divide the CTA's channels.
+
+        They are a whole swizzle. Rows of wide boxes are the largest odd multiple of 32 bytes instead, so that eight of
+        them are in four parts of the banks, two in each.
+        """
+        row_bytes = self.block_n * itemsize
+        odd_multiple = row_bytes // (row_bytes & -row_bytes) * MIN_SWIZZLE_BYTES
+        return np.where(self.stores_wide_boxes, odd_multiple, np.gcd(row_bytes, MAX_EPILOGUE_ROW_BYTES))
+
+    @property
+    def stores_wide_boxes(self) -> Any:
+        """Whether TMA stores boxes without a swizzle."""
+        return np.equal(self.output_boxes, WIDE)
 
     def num_epilogue_tiles(self, itemsize: int) -> Any:
         """Return the number of epilogue tiles (64 pixels × some channels) that a warpgroup stores per tile."""
