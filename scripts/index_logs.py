@@ -8,6 +8,7 @@ listed with their number of records or layers.
 
 from __future__ import annotations
 
+import gzip
 import json
 import re
 from collections.abc import Iterator
@@ -28,8 +29,10 @@ MAX_COMMAND_CHARACTERS = 160
 def list_rows(folder: Path) -> Iterator[tuple[str, ...]]:
     """Yield file, contents, date and command of each file directly in a folder."""
     for file in sorted(folder.iterdir()):
-        if file.suffix == ".json":
-            data = json.loads(file.read_text(encoding="utf-8"))
+        stem = file.name.removesuffix(".gz").removesuffix(".json")
+        if file.name.endswith((".json", ".json.gz")):
+            content = file.read_bytes()
+            data = json.loads(gzip.decompress(content) if file.suffix == ".gz" else content)
             if isinstance(data, list):
                 yield f"[{file.name}]({_link(file)})", f"{len(data)} layers", "", ""
             else:
@@ -38,9 +41,9 @@ def list_rows(folder: Path) -> Iterator[tuple[str, ...]]:
                 provenance = provenance if isinstance(provenance, str) else ""
                 date = re.search(r"\b20\d\d-\d\d-\d\d\b", provenance)
                 command = re.search(r"`([^`]+)`", provenance)
-                page = file.with_suffix(".md")
+                page = file.with_name(f"{stem}.md")
                 yield (
-                    f"[{file.stem}]({_link(page if page.exists() else file)})",
+                    f"[{stem}]({_link(page if page.exists() else file)})",
                     f"{len(layers)} results" if layers else "",
                     date[0] if date else "",
                     _shorten(command[1]) if command else "",
