@@ -51,18 +51,19 @@ def written_attributes(tree):
 def patches(file):
     """Return what a file does that changes other modules or how they are imported, each with its line."""
     tree = ast.parse(file.read_text(encoding="utf-8"))
-    name = str(file.relative_to(ROOT))
+    path = str(file.relative_to(ROOT))
     found = [
         f"sets {text}"
         for text in written_attributes(tree)
-        if (name, text) not in ALLOWED and ".".join(text.split(".")[:2]) not in SETTINGS
+        if (path, text) not in ALLOWED and ".".join(text.split(".")[:2]) not in SETTINGS
     ]
     for node in ast.walk(tree):
         if isinstance(node, ast.Attribute) and node.attr in IMPORT_MACHINERY:
             found.append(f"uses {ast.unparse(node)}")
-        if isinstance(node, (ast.Name, ast.Attribute)) and ast.unparse(node).rpartition(".")[2] in HOOK_CLASSES:
+        name = node.id if isinstance(node, ast.Name) else getattr(node, "attr", "")
+        if name in HOOK_CLASSES:
             found.append(f"uses {ast.unparse(node)}")
-        if isinstance(node, ast.Call):
+        if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute):
             called = ast.unparse(node.func)
             if called == "gc.disable" or (called.startswith("sys.modules.") and not called.endswith(".get")):
                 found.append(f"calls {called}")

@@ -389,9 +389,16 @@ def _evaluate_condition(condition: Callable[[Any], bool], w: Workload) -> bool:
     return bool(condition(w))
 
 
-@functools.lru_cache(maxsize=64)  # predictions and searches ask for the same spaces, which are immutable
+# Predictions, defaults and searches ask for the same knobs and spaces, which are immutable. A space lists its legal
+# configs once; that may take megabytes.
+@functools.lru_cache(maxsize=256)
+def _declare_knobs(schedule: Schedule, w: Workload) -> Knobs:
+    return schedule.apply(w)[1]
+
+
+@functools.lru_cache(maxsize=64)
 def _make_space(schedule: Schedule, w: Workload, limits: BlockLimits) -> Space:
-    k = schedule.apply(w)[1]
+    k = _declare_knobs(schedule, w)
 
     def guard(predicate: Callable[[Columns], Any], columns: Columns) -> Any:
         with schedule._guard_user_code(predicate):
