@@ -19,10 +19,10 @@ ALLOWED = {
 }
 
 
-def imported_names(tree):
+def imported_names(nodes):
     """Return the names that the imports of a file bind to modules, wherever they stand."""
     names = {}
-    for node in ast.walk(tree):
+    for node in nodes:
         if isinstance(node, ast.Import):
             for alias in node.names:
                 names[alias.asname or alias.name.partition(".")[0]] = alias.name
@@ -31,13 +31,13 @@ def imported_names(tree):
     return names
 
 
-def written_attributes(tree):
+def written_attributes(nodes):
     """Yield `module.attribute` for each assignment to an attribute of something that was imported."""
-    names = imported_names(tree)
-    for node in ast.walk(tree):
-        targets = node.targets if isinstance(node, (ast.Assign, ast.Delete)) else [getattr(node, "target", None)]
+    names = imported_names(nodes)
+    for node in nodes:
         if not isinstance(node, (ast.Assign, ast.AugAssign, ast.AnnAssign, ast.Delete)):
             continue
+        targets = node.targets if isinstance(node, (ast.Assign, ast.Delete)) else [node.target]
         for target in targets:
             while isinstance(target, ast.Subscript):
                 target = target.value
@@ -50,22 +50,25 @@ def written_attributes(tree):
 
 def patches(file):
     """Return what a file does that changes other modules or how they are imported, each with its line."""
-    tree = ast.parse(file.read_text(encoding="utf-8"))
-    name = str(file.relative_to(ROOT))
+    nodes = [*ast.walk(ast.parse(file.read_text(encoding="utf-8")))]
+    path = str(file.relative_to(ROOT))
     found = [
         f"sets {text}"
-        for text in written_attributes(tree)
-        if (name, text) not in ALLOWED and ".".join(text.split(".")[:2]) not in SETTINGS
+        for text in written_attributes(nodes)
+        if (path, text) not in ALLOWED and ".".join(text.split(".")[:2]) not in SETTINGS
     ]
-    for node in ast.walk(tree):
+    for node in nodes:
         if isinstance(node, ast.Attribute) and node.attr in IMPORT_MACHINERY:
             found.append(f"uses {ast.unparse(node)}")
-        if isinstance(node, (ast.Name, ast.Attribute)) and ast.unparse(node).rpartition(".")[2] in HOOK_CLASSES:
+        name = node.id if isinstance(node, ast.Name) else getattr(node, "attr", "")
+        if name in HOOK_CLASSES:
             found.append(f"uses {ast.unparse(node)}")
-        if isinstance(node, ast.Call):
-            called = ast.unparse(node.func)
-            if called == "gc.disable" or (called.startswith("sys.modules.") and not called.endswith(".get")):
-                found.append(f"calls {called}")
+        if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute):
+            of = node.func.value
+            is_of_modules = isinstance(of, ast.Attribute) and of.attr == "modules" and ast.unparse(of) == "sys.modules"
+            is_of_gc = isinstance(of, ast.Name) and of.id == "gc"
+            if (is_of_gc and node.func.attr == "disable") or (is_of_modules and node.func.attr != "get"):
+                found.append(f"calls {ast.unparse(node.func)}")
     return found
 
 

@@ -323,17 +323,7 @@ class Schedule:
         Raises:
             ScheduleError: As `apply`. Methods of the space raise `ScheduleFailure` if `usage` or a constraint raises.
         """
-        k = self.apply(w)[1]
-
-        def guard(predicate: Callable[[Columns], Any], columns: Columns) -> Any:
-            with self._guard_user_code(predicate):
-                return predicate(columns)
-
-        constraints = tuple(
-            replace(constraint, predicate=functools.partial(guard, constraint.predicate))
-            for constraint in k.constraints
-        )
-        return Space(k.declared, constraints, functools.partial(self._compute_usage, w) if self.usage else None, limits)
+        return _make_space(self, w, limits)
 
     def _compute_usage(self, w: Workload, columns: Columns) -> ResourceUsage:
         assert self.usage
@@ -397,6 +387,28 @@ def _check_arguments(returned_schedule: TirSchedule, w: Workload) -> None:
 @functools.lru_cache(maxsize=4096)
 def _evaluate_condition(condition: Callable[[Any], bool], w: Workload) -> bool:
     return bool(condition(w))
+
+
+# Predictions, defaults and searches ask for the same knobs and spaces, which are immutable. A space lists its legal
+# configs once; that may take megabytes.
+@functools.lru_cache(maxsize=256)
+def _declare_knobs(schedule: Schedule, w: Workload) -> Knobs:
+    return schedule.apply(w)[1]
+
+
+@functools.lru_cache(maxsize=64)
+def _make_space(schedule: Schedule, w: Workload, limits: BlockLimits) -> Space:
+    k = _declare_knobs(schedule, w)
+
+    def guard(predicate: Callable[[Columns], Any], columns: Columns) -> Any:
+        with schedule._guard_user_code(predicate):
+            return predicate(columns)
+
+    constraints = tuple(
+        replace(constraint, predicate=functools.partial(guard, constraint.predicate)) for constraint in k.constraints
+    )
+    usage = functools.partial(schedule._compute_usage, w) if schedule.usage else None
+    return Space(k.declared, constraints, usage, limits)
 
 
 registered_schedules: dict[tuple[str, str], Schedule] = {}  # by operator and name; `tvmconv.registry` fills it

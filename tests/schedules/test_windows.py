@@ -37,7 +37,7 @@ LAYER = "conv2d:32x32x160x160,32x32x3x3,s1,p1,f16,nhwc"
         ("conv2d:1x16x8x8,16x16x1x5,s1,p0x2,f16,nhwc", None),
         ("conv2d:1x16x12x8,16x16x3x3,s2,p0,d2,f16,nhwc", None),  # all taps in one plane
         (
-            "conv3d:2x32x5x9x18,24x32x3x3x3,s1,p1,f16,nhwc,bias,relu",  # a window for each of three slices
+            "conv3d:2x32x3x9x18,24x32x3x3x3,s1,p1,f16,nhwc,bias,relu",  # a window for each of three slices
             {"lines": 8, "columns": 16, "warpgroups": 1, "stages": 2},
         ),
         ("conv3d:1x64x3x8x10,16x64x3x2x3,s2x1x1,p1x0x1,d1x2x1,bf16,nhwc,add", None),

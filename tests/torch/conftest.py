@@ -19,6 +19,24 @@ def short_timings():
         yield
 
 
+@pytest.fixture(scope="session", autouse=True)
+def kernels_built_once():
+    """Models of many tests have the same layers, whose kernels this process builds once."""
+    from tvmconv.measure import builder
+
+    build, results = builder.build_executable, {}
+
+    def build_once(setup, schedule_name, config, workload):
+        key = setup.device.text, workload.text, setup.schedules[schedule_name], str(sorted(config.items()))
+        if key not in results:
+            results[key] = build(setup, schedule_name, config, workload)
+        return results[key]
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(builder, "build_executable", build_once)
+        yield results
+
+
 @pytest.fixture(scope="session")
 def block():
     from small_models import Block, with_statistics

@@ -27,6 +27,7 @@ from tvmconv.torch.report import PYTORCH_NAME
 from tvmconv.torch.selection import kernels_deadline
 from tvmconv.torch.timing import TimingCache
 
+pytestmark = pytest.mark.usefixtures("shared_processes")  # those of searches
 USERS_SECONDS = timing.TIMING_SECONDS, timing.MAX_TIMING_SECONDS  # before tests shorten them
 LARGE, SMALL = torch.nn.Conv2d(8, 8, 3), torch.nn.Conv2d(4, 8, 1)
 
@@ -60,7 +61,6 @@ def clock(monkeypatch):
 
 
 @pytest.mark.sample(1)
-@pytest.mark.usefixtures("shared_processes")
 @pytest.mark.parametrize(
     ("seconds", "ours", "ends"),
     [

@@ -244,6 +244,7 @@ def test_kernels_compute_what_pytorch_computes(tmp_path, monkeypatch):
         assert torch.equal(tvmconv.torch.load(tmp_path / "model.tvmconv")(x), ours(x))
 
 
+@pytest.mark.usefixtures("shared_processes")
 def test_layers_to_quantize_are_searched_in_8_bits_only(tmp_path, monkeypatch):
     searched = []
 

@@ -286,6 +286,7 @@ def test_forward_passes_take_configs_that_were_measured_with_a_bias():
     assert selector._find_siblings(tasks) == {}
 
 
+@pytest.mark.usefixtures("shared_processes")
 def test_products_without_time_are_not_compared_by_later_graphs(tmp_path):
     x = torch.randn(2, 4, 7, 8, requires_grad=True)
     tvmconv.torch.optimize(torch.nn.Conv2d(4, 6, 3), x, train=True, seconds=0.001, log=tmp_path / "log.jsonl")

@@ -29,6 +29,7 @@ def operator(workload: W) -> W:
         name = quote(workload.operator)
         raise WorkloadError(f"operator {name} is defined in {existing.__module__} and {workload.__module__}")
     _registry[workload.operator] = workload
+    _parse.cache_clear()
     return workload
 
 
@@ -71,7 +72,12 @@ def parse(text: str) -> Workload:
         raise WorkloadError(f"{quote(text)}: expected OPERATOR:SIZES, as in {workload_classes['conv2d'].EXAMPLE}")
     if name not in workload_classes:
         raise WorkloadError(f"unknown operator {quote(name)}: expected one of {', '.join(workload_classes)}")
-    return workload_classes[name].parse(text)
+    return _parse(text)
+
+
+@functools.lru_cache(maxsize=4096)  # logs repeat their workloads, which are immutable
+def _parse(text: str) -> Workload:
+    return _registry[text.partition(":")[0]].parse(text)
 
 
 def as_workload(workload: Workload | str) -> Workload:
