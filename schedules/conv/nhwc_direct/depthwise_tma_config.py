@@ -296,7 +296,8 @@ class DepthwiseTmaConfig(EstimatedTileConfig):
         filters = 30.0 * self.vector * math.prod(w.kernel) / 4  # before the first tile
         # Few warps do not hide the latency of their own instructions.
         ctas = np.minimum(ctas_of_sm, self.ctas_per_sm)
-        issue = issue * np.maximum(1.0, 8 / (ctas * (self.compute_threads // WARP_SIZE))) ** 0.5
+        warps = np.maximum(1, ctas * (self.compute_threads // WARP_SIZE))  # of configs without a whole strip as well
+        issue = issue * np.maximum(1.0, 8 / warps) ** 0.5
         # With one window, a CTA waits for the next one while the others compute.
         waits = np.maximum(0, WINDOW_LATENCY_CYCLES + copies - (ctas - 1) * issue)
         waits = np.where(self.stages == 1, tiles / ctas * waits, 0)
