@@ -27,6 +27,15 @@ def test_half_precision_model_equals_pytorch():
     assert differ(optimized.compile(), model, x.half()) < 5e-3
 
 
+def test_symbolic_model_in_float16_has_normalizations_before_convolutions():
+    model = randomized(nn.Sequential(nn.BatchNorm2d(3), nn.Conv2d(3, 8, 3), nn.MaxPool2d(2), nn.BatchNorm2d(8)))
+    x, batch = torch.randn(3, 3, 8, 10), torch.export.Dim("batch", min=1, max=8)
+    mod = tvmconv.relax.from_exported_program(torch.export.export(model, (x,), dynamic_shapes=({0: batch},)))
+    executable = tvmconv.relax.optimize_with_report(tvmconv.relax.to_float16(mod), CPU, batch_sizes=(3,)).compile()
+    for size in (2, 3):
+        assert differ(executable, model, x[:size]) < 5e-3
+
+
 def test_bfloat16_model_and_transposed_volume_are_imported():
     layers = nn.ConvTranspose3d(3, 8, 2, 2, groups=1), nn.BatchNorm3d(8), nn.SiLU(), nn.Conv3d(8, 2, 1)
     model, x = nn.Sequential(*layers).eval().bfloat16(), torch.randn(1, 3, 2, 3, 4).bfloat16()

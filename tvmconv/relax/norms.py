@@ -44,7 +44,7 @@ def compute_linear_norm(call: Call) -> tuple[NDArray[np.float64], NDArray[np.flo
 def make_channel_constant(numbers: NDArray[Any], x: relax.Expr) -> relax.Expr:
     """Return a constant with one number per channel, which a channels-first tensor can be multiplied with."""
     dtype = str(x.ty.dtype)
-    return relax.const(numbers.reshape(1, -1, *(1,) * (len(list_sizes(x) or ()) - 2)).astype(dtype), dtype)
+    return relax.const(numbers.reshape(1, -1, *(1,) * (int(x.ty.ndim) - 2)).astype(dtype), dtype)
 
 
 @relax.expr_functor.mutator
