@@ -193,7 +193,7 @@ class Schedule:
             >>> w = tc.parse("conv2d:32x128x40x40,128x128x3x3,s1,p1,f16,nhwc")
             >>> configs = find_schedule(w, "hopper").list_starting_configs(w)
             >>> [config["kernel_schedule"] for config in configs][:3]
-            ['pingpong', 'cooperative', 'pingpong']
+            ['pingpong', 'pingpong', 'cooperative']
         """
         if self.starting_configs is None:
             return []

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -85,7 +86,7 @@ from .tma_requirements import (
 NEAR_RATIO = 1.05  # of estimates of narrower tiles in the last wave, with which a search starts
 MIN_EVICTED_BYTES = H200.architecture.l2_bytes // 2  # minimum size of an output that may leave L2 before the operands
 NUM_RESIDENT_CONFIGS = 4  # configs with which a search starts whose CTAs keep filters
-NUM_WIDE_CONFIGS = 3  # configs with which a search starts that have wide boxes as well
+NUM_WIDE_CONFIGS = 2  # configs with which a search starts that have wide boxes, besides those with resident filters
 NUM_EVICTING_CONFIGS = 2  # configs with which a search starts whose output leaves L2 first
 Estimate = Callable[[HopperTileConfig, Conv], Any]  # returns the latency of configs in microseconds
 
@@ -241,7 +242,9 @@ def add_output_configs(w: Conv, configs: Sequence[dict[str, Any]]) -> list[dict[
     evicting = configs[:NUM_EVICTING_CONFIGS] if can_evict_output(w) else ()
     wide = [{**config, "output_boxes": WIDE} for config in configs] if can_keep_filters(w, viewed_workload) else []
     wide = [c for c in wide if can_store_wide_boxes(HopperTileConfig.of_workload(c, viewed_workload), viewed_workload)]
-    return [*configs, *wide[:NUM_WIDE_CONFIGS], *({**config, "output_eviction": FIRST} for config in evicting)]
+    resident, streamed = ([c for c in wide if ("filters" in c) == is_resident] for is_resident in (True, False))
+    wide = [*resident, *streamed[:NUM_WIDE_CONFIGS]]
+    return [*configs, *wide, *({**config, "output_eviction": FIRST} for config in evicting)]
 
 
 def can_keep_filters(w: Conv, viewed_workload: Conv) -> bool:
@@ -271,9 +274,9 @@ def list_starting_configs(
 ) -> list[dict[str, Any]]:
     """Return the configs with which a search starts: the best estimates of several tiles for each kernel schedule.
 
-    The last ones divide the last wave, if an estimate is lower with it. Where the kernel schedule is no knob, there are
-    the best estimates of several tiles for a gradient and for operands of 8 bits. There are none for other
-    convolutions, for which the cost model has some.
+    Others divide the last wave, if an estimate is lower with it. Every second one keeps filters, if that is possible.
+    Where the kernel schedule is no knob, there are the best estimates of several tiles for a gradient and for operands
+    of 8 bits. There are none for other convolutions, for which the cost model has some.
 
     Args:
         w: The convolution, as TMA views it, or the product of a gradient.
@@ -324,7 +327,9 @@ def list_starting_configs(
         ranked += [entry for name in (PINGPONG, COOPERATIVE) for entry in list_tiles(2, kernel_schedule=name)]
     configs = [_knob_values(config, options) for config, _ in ranked]
     resident = sorted(resident, key=lambda entry: entry[1])[:NUM_RESIDENT_CONFIGS]
-    return [*configs, *({**_knob_values(config, options), "filters": RESIDENT} for config, _ in resident)]
+    kept = [{**_knob_values(config, options), "filters": RESIDENT} for config, _ in resident]
+    pairs = itertools.zip_longest(configs, kept)  # a short search tries the best of both
+    return [config for pair in pairs for config in pair if config]
 
 
 def _knob_values(config: HopperTileConfig, options: Mapping[str, Any]) -> dict[str, Any]:
