@@ -9,6 +9,7 @@ from cubins import space_of
 from tvmconv.builtin.conv.tensor_cores.hopper import knobs, latency, tile_config
 
 import tvmconv as tc
+from tvmconv import schedule_definition
 from tvmconv.space import Knobs
 
 SMALL = {"warpgroups": 1, "wgmma_m_tiles": 1, "block_n": 16, "block_k_bytes": 64, "stages": 3, "split_k": 1}
@@ -26,7 +27,7 @@ def build_checked(text, config=None):
 @contextmanager
 def few_multiprocessors(count=2, in_clusters=8):
     """A GPU so small that its blocks take tiles in turn."""
-    caches = (latency._select_best,)
+    caches = (latency._select_best, schedule_definition._declare_knobs, schedule_definition._make_space)
     at_a_time = np.array([0, count, count, *[in_clusters] * 6])
     with ExitStack() as patches:
         for module in (tile_config, knobs):

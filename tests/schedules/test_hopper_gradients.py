@@ -237,3 +237,11 @@ def test_clusters_fence_only_the_sums_that_they_send(config, num_fences):
 def test_columns_of_wgrads_avoid_narrow_boxes_that_are_padded(channels, columns):
     w = tc.parse(f"conv2d_wgrad:32x{channels}x14x14,64x{channels}x1x1,s1,p0,f16,nhwc")
     assert choose_columns_per_tap(w.forward) == columns
+
+
+def test_constraints_of_two_slices_divide_by_no_tile_without_rows():
+    """One warpgroup has no rows for two slices of K; the space tells so before it counts tiles."""
+    w = tc.parse("conv2d_wgrad:32x128x28x28,128x128x3x3,s1,p1,f16,nhwc")
+    space = find_schedule(w, "hopper").space(w)
+    with np.errstate(all="raise"):
+        assert len(space.sample_legal(10, np.random.default_rng(0))) == 10

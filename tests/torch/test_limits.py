@@ -163,7 +163,7 @@ def test_an_interrupted_search_keeps_the_times_of_pytorch(model, tmp_path, monke
 
     monkeypatch.setattr(kernels.KernelProvider, "find_kernels", interrupted)
     with pytest.raises(KeyboardInterrupt):
-        tvmconv.torch.optimize(model, X, seconds=1.0)
+        tvmconv.torch.optimize(model, X, seconds=1.0, log=tmp_path / "log.jsonl")
     assert len(list(tmp_path.glob("times-*.json"))) == 1
 
 

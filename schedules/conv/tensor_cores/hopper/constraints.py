@@ -62,6 +62,19 @@ def isa_constraints(w: Conv) -> list[Rule]:
         )
     ]
     return [
+        # First, as one warpgroup with two slices has tiles of no rows, whose number the next rules would divide by.
+        (
+            f"two warpgroups divide k-tiles, of which {MIN_SLICED_STAGES} are in shared memory",
+            lambda t: (
+                np.equal(t.k_slices, 1)
+                | (
+                    (t.warpgroups == 2)
+                    & (t.kernel_schedule == COOPERATIVE)
+                    & (t.stages >= MIN_SLICED_STAGES)
+                    & (t.k_tiles_per_cta(gemm) >= MIN_SLICED_STAGES)
+                )
+            ),
+        ),
         *(whole_sums if returns_stats(w) or has_large_output(w) else []),
         *(whole_tiles if returns_stats(w) or find_residual(w) or has_eight_bits(w) else []),
         *list_eight_bit_rules(w),
@@ -138,18 +151,6 @@ def isa_constraints(w: Conv) -> list[Rule]:
         (
             "clusters share operands only if TMA stores, or if warpgroups divide the k-tiles",
             lambda t: (t.multicast_size == 1) | ~t.uses_smem_reduction(w) | np.greater(t.k_slices, 1),
-        ),
-        (
-            f"two warpgroups divide k-tiles, of which {MIN_SLICED_STAGES} are in shared memory",
-            lambda t: (
-                np.equal(t.k_slices, 1)
-                | (
-                    (t.warpgroups == 2)
-                    & (t.kernel_schedule == COOPERATIVE)
-                    & (t.stages >= MIN_SLICED_STAGES)
-                    & (t.k_tiles_per_cta(gemm) >= MIN_SLICED_STAGES)
-                )
-            ),
         ),
         (
             "taps share a copy only if one CTA loads it and its rows fit one swizzle atom",
