@@ -101,15 +101,23 @@ def test_a_layer_table_needs_tuned_kernels(bench, capsys):
     assert "has no tuned kernels: expected a file NAME-tuned.json" in capsys.readouterr().err
 
 
-def test_a_layer_table_of_several_devices_names_them():
-    files = sorted((ROOT / "tuning_logs").glob("*/gradients/gradients-tf32.json.gz"), reverse=True)
-    several, one = make_layer_table([*map(Sweep.read, files)]), make_layer_table([Sweep.read(files[0])])
-    assert {row[-1] for row in several.rows} == {"NVIDIA H200", "NVIDIA H100 80GB HBM3", "—"}
-    assert "device" not in one.headers
+@pytest.fixture
+def gradients():
+    """Results of a run with several depthwise gradients on one GPU."""
+    files = (ROOT / "tuning_logs/nvidia-h200/gradients").glob("gradients-dgrad-depthwise*.json.gz")
+    return max(map(Sweep.read, sorted(files)), key=lambda sweep: len(sweep.results))
 
 
-def test_a_layer_table_has_the_newest_run_of_each_layer():
-    (newer,) = [Sweep.read(ROOT / "tuning_logs/nvidia-h200/gradients/gradients-dgrad-depthwise.json.gz")]
+def test_a_layer_table_of_several_devices_names_them(gradients):
+    first, *others = gradients.results
+    elsewhere = replace(first, device_name="another GPU")
+    several = make_layer_table([replace(gradients, results=[elsewhere, *others])])
+    assert [row[-1] for row in several.rows] == ["another GPU", *["NVIDIA H200"] * len(others), "—"]
+    assert "device" not in make_layer_table([gradients]).headers
+
+
+def test_a_layer_table_has_the_newest_run_of_each_layer(gradients):
+    newer = replace(gradients, counts=[])
     first, *others = newer.results
     slow = replace(first, rows=tuple(replace(row, timing=None) for row in first.rows))
     older = Sweep("older", ["a"], [slow], re.sub(r"\d{4}-\d\d-\d\d", "2026-01-01", newer.provenance))
