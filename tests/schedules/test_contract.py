@@ -132,7 +132,7 @@ NUM_CONFIGS |= dict.fromkeys(OWN_TURNS, 3)
 def searched(schedule):
     """Legal configs of the tuned workloads that together try as much as possible: (space, configs) by text."""
     seen, found = set(), {}
-    seed = 1 if schedule in ("depthwise_nhwc", "grouped_nhwc", "tensor_core", "stem") else 0
+    seed = 1 if schedule in ("depthwise_nhwc", "grouped_nhwc", "tensor_core", "stem", "hopper") else 0
     for text in DEEP.get(schedule) or TUNED[schedule]:
         w = tc.parse(text)
         if schedule == "hopper":
