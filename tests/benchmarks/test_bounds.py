@@ -173,8 +173,8 @@ def test_runs_on_a_device_share_a_legend():
 
 
 def test_a_layer_table_has_the_slower_layers_alone(bench, capsys):
-    file = str(Path(__file__).parents[2] / "tuning_logs/nvidia-h200/batches/batch-layers-tuned-5.json.gz")
+    file = str(Path(__file__).parents[2] / "tuning_logs/nvidia-h200/batches/batch-layers-tuned-10.json.gz")
     assert bench([file, "--below", "1"], "layer-table") == 0
     rows = [line.split() for line in capsys.readouterr().out.splitlines() if line.startswith("`conv2d")]
-    assert 0 < len(rows) < 11
+    assert 0 < len(rows) < 20
     assert all(float(row[5]) < 1 for row in rows)

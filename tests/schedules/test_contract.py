@@ -124,7 +124,7 @@ TUNED |= {name: SMALL_WINOGRAD for name in OWN_TURNS}
 TUNED |= {name: CHANNELS_LAST for name in ("depthwise_nhwc", "grouped_nhwc")}
 TUNED |= {s.name: SMALL_FILTERS for text in SMALL_FILTERS for s in tc.schedules(tc.parse(text))}
 TUNED = {name: [text for text in texts if runs(name, text)] for name, texts in TUNED.items()}
-NUM_CONFIGS = {"depthwise_nhwc": 5, "grouped_nhwc": 5, "hopper": 4, "mma_sync": 3, "stem": 1, "winograd_hopper": 4}
+NUM_CONFIGS = {"depthwise_nhwc": 5, "grouped_nhwc": 5, "hopper": 3, "mma_sync": 3, "stem": 1, "winograd_hopper": 4}
 NUM_CONFIGS |= dict.fromkeys(OWN_TURNS, 3)
 
 
@@ -132,7 +132,7 @@ NUM_CONFIGS |= dict.fromkeys(OWN_TURNS, 3)
 def searched(schedule):
     """Legal configs of the tuned workloads that together try as much as possible: (space, configs) by text."""
     seen, found = set(), {}
-    seed = 1 if schedule in ("depthwise_nhwc", "grouped_nhwc", "tensor_core", "stem") else 0
+    seed = 1 if schedule in ("depthwise_nhwc", "grouped_nhwc", "tensor_core", "stem", "hopper") else 0
     for text in DEEP.get(schedule) or TUNED[schedule]:
         w = tc.parse(text)
         if schedule == "hopper":
