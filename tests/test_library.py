@@ -15,6 +15,7 @@ from tvmconv import registry
 from tvmconv.devices import find_device
 from tvmconv.experiments import preparation as experiments
 from tvmconv.space.search_space import BlockLimits, ResourceUsage
+from tvmconv.target import get_block_limits
 
 W = tc.parse("conv2d:1x4x8x8,4x4x3x3,s1,p1")
 
@@ -32,6 +33,25 @@ def test_two_schedules_of_one_name_are_refused(schedule_registry):
 
     with pytest.raises(tc.ScheduleError, match=r"schedule tiling of conv2d is defined in .*builtin\.conv\.tiling and"):
         tc.schedule("conv2d")(tiling)
+
+
+def test_a_space_is_made_once_and_anew_for_another_function(schedule_registry):
+    def make(options):
+        def mine(s, w, k):
+            """Choose a number."""
+            calls.append(w.text)
+            k.choice("number", options, options[0])
+
+        return tc.schedule("conv2d")(mine)
+
+    w, calls = tc.parse("conv2d:1x8x8x8,8x8x3x3,s1,p1"), []
+    for options in ((1, 2), (1, 2, 3)):
+        make(options)
+        schedule = registry.find_schedule(w, "mine")
+        assert schedule.space(w) is schedule.space(tc.parse(w.text))
+        assert schedule.space(w).size == schedule.space(w, get_block_limits("sm_90")).size == len(options)
+        del schedule_registry["conv2d", "mine"]
+    assert len(calls) == 2
 
 
 def test_one_function_may_be_a_schedule_of_several_operators(schedule_registry):

@@ -318,7 +318,8 @@ class Schedule:
                 the limits that all GPUs share.
 
         Returns:
-            The knobs that the schedule declares, its constraints, and the resources of each config.
+            The knobs that the schedule declares, its constraints, and the resources of each config. The last spaces of
+            this process are kept, and returned for equal arguments.
 
         Raises:
             ScheduleError: As `apply`. Methods of the space raise `ScheduleFailure` if `usage` or a constraint raises.
