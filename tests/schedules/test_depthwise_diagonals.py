@@ -6,7 +6,7 @@ from unittest import mock
 import emulate
 import numpy as np
 import pytest
-from tvmconv.builtin.conv.tensor_cores.depthwise import diagonal_config
+from tvmconv.builtin.conv import persistent_tiles
 
 import tvmconv as tc
 from tvmconv import registry
@@ -61,7 +61,7 @@ def test_octets_are_multiplied_by_diagonal_matrices(text, config):
 
 def test_persistent_ctas_compute_several_tiles():
     w = tc.parse("conv2d_dgrad:12x64x3x3,64x1x3x3,s1,p1,g64,f16,nhwc")
-    with mock.patch.object(diagonal_config, "H200", dataclasses.replace(H200, multiprocessors=1)):
+    with mock.patch.object(persistent_tiles, "H200", dataclasses.replace(H200, multiprocessors=1)):
         kernel = tc.build(w, "depthwise_diagonal", arch="sm_90", config={**SMALL, "octets": 8, "stages": 4})
     assert kernel.launch.num_blocks <= 12 / 5  # so that each of the four stages has a second tile
     assert emulate.error(kernel.lowered_module, w) <= w.tolerance

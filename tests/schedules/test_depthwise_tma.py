@@ -5,6 +5,7 @@ from unittest import mock
 
 import emulate
 import pytest
+from tvmconv.builtin.conv import persistent_tiles
 from tvmconv.builtin.conv.nhwc_direct import depthwise_tma_config
 
 import tvmconv as tc
@@ -37,9 +38,9 @@ def test_windows_are_copied_ahead(text, config):
 @pytest.mark.parametrize("stages", [1, 2])
 def test_a_cta_computes_several_tiles(stages):
     text, config = "conv2d:8x16x9x16,16x1x3x3,s1,p1,g16,f16,nhwc,bias", {**SMALL, "stages": stages}
-    small = dataclasses.replace(depthwise_tma_config.H200, multiprocessors=1)
+    small = dataclasses.replace(persistent_tiles.H200, multiprocessors=1)
     depthwise_tma_config.DepthwiseTmaConfig.list_legal.cache_clear()
-    with mock.patch.object(depthwise_tma_config, "H200", small):
+    with mock.patch.object(persistent_tiles, "H200", small):
         tile = depthwise_tma_config.DepthwiseTmaConfig(tc.parse(text), **config)
         assert int(tile.tiles_per_cta) > 1
         emulate.build_checked(text, "depthwise_tma", config)

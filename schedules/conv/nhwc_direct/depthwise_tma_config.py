@@ -16,8 +16,7 @@ from tvmconv.tensor_map import MAX_BOX_ELEMENTS
 from tvmconv.workloads import Conv
 from tvmconv.workloads.dtypes import get_itemsize
 
-from ..estimated_config import EstimatedTileConfig
-from ..tensor_cores.latency_model import count_ctas_per_sm
+from ..persistent_tiles import PersistentTileConfig
 from ..tile_config import Rule
 
 COPY_BYTES = 16  # of which the innermost axis of a copy by TMA has a multiple
@@ -56,7 +55,7 @@ def list_extent_choices(size: int, candidates: Sequence[int]) -> list[int]:
 
 
 @dataclass(frozen=True)
-class DepthwiseTmaConfig(EstimatedTileConfig):
+class DepthwiseTmaConfig(PersistentTileConfig):
     """One config, or many configs as columns."""
 
     TILE_KNOBS: ClassVar[tuple[str, ...]] = ("channels", "rows", "columns", "strip")
@@ -236,33 +235,6 @@ class DepthwiseTmaConfig(EstimatedTileConfig):
         return ceil_div(self.w.output_size[1], self.columns)
 
     @property
-    def pixel_tiles(self) -> Any:
-        """Tiles along the pixels of all images."""
-        return self.w.N * self.tiles_y * self.tiles_x
-
-    @property
-    def ctas_per_sm(self) -> Any:
-        """Number of resident CTAs per SM."""
-        limits = self.pixel_tiles * self.channel_blocks, H200.multiprocessors, self.smem_bytes
-        return count_ctas_per_sm(*limits, self.registers, self.num_threads)
-
-    @property
-    def ctas_per_block(self) -> Any:
-        """CTAs that share the tiles of a block of channels."""
-        resident = H200.multiprocessors * self.ctas_per_sm
-        return np.clip(resident // self.channel_blocks, 1, self.pixel_tiles)
-
-    @property
-    def tiles_per_cta(self) -> Any:
-        """Largest number of tiles of a CTA."""
-        return ceil_div(self.pixel_tiles, self.ctas_per_block)
-
-    @property
-    def num_blocks(self) -> Any:
-        """CTAs of the grid; each keeps the taps of its channels."""
-        return self.ctas_per_block * self.channel_blocks
-
-    @property
     def bank_conflicts(self) -> Any:
         """Wavefronts of a load of a warp for each one that its bytes need, approximately.
 
@@ -279,9 +251,7 @@ class DepthwiseTmaConfig(EstimatedTileConfig):
     def estimated_cycles(self) -> Any:
         """Estimated latency in clock cycles: instructions, copies, shared memory and memory, which overlap in part."""
         w, itemsize = self.w, self.itemsize
-        ctas_of_sm = np.maximum(ceil_div(self.num_blocks, H200.multiprocessors), 1)
-        rounds = ceil_div(ctas_of_sm, self.ctas_per_sm)
-        tiles = self.tiles_per_cta * np.minimum(ctas_of_sm, self.ctas_per_sm) * rounds
+        ctas, tiles = self.resident_ctas, self.tiles_per_sm
         conversions = 1 if itemsize == 2 else 0
         loads = self.window_lines * self.strip_columns
         words = ceil_div(self.vector * itemsize, COPY_BYTES)
@@ -295,7 +265,6 @@ class DepthwiseTmaConfig(EstimatedTileConfig):
         memory = w.min_bytes / (H200.multiprocessors * rate)
         filters = 30.0 * self.vector * math.prod(w.kernel) / 4  # before the first tile
         # Few warps do not hide the latency of their own instructions.
-        ctas = np.minimum(ctas_of_sm, self.ctas_per_sm)
         warps = np.maximum(1, ctas * (self.compute_threads // WARP_SIZE))  # of configs without a whole strip as well
         issue = issue * np.maximum(1.0, 8 / warps) ** 0.5
         # With one window, a CTA waits for the next one while the others compute.

@@ -27,13 +27,12 @@ from tvmconv.tensor_map import MAX_BOX_ELEMENTS
 from tvmconv.workloads import Conv
 from tvmconv.workloads.conv_operator import ConvOperator
 
-from ...estimated_config import EstimatedTileConfig
+from ...persistent_tiles import PersistentTileConfig
 from ...plane_shape import PlaneShape
 from ...tile_config import Rule, combine_overlapping
 from ...transposed_view import TransposedView
 from ..gemm.pipelines import BARRIER_BYTES
 from ..implicit_gemm_shape import VECTOR_BYTES
-from ..latency_model import count_ctas_per_sm
 from .octets import (
     MEMORY_BYTES_PER_CYCLE,
     OCTET,
@@ -65,7 +64,7 @@ START_CYCLES = 800  # of a launch
 
 
 @dataclass(frozen=True)
-class DiagonalConfig(EstimatedTileConfig):
+class DiagonalConfig(PersistentTileConfig):
     """One config, or many configs as columns."""
 
     TILE_KNOBS: ClassVar[tuple[str, ...]] = ("octets", "columns", "mma_columns")
@@ -306,39 +305,15 @@ class DiagonalConfig(EstimatedTileConfig):
         return ceil_div(self.shape.output_size[2], self.result_columns)
 
     @property
-    def pixel_tiles(self) -> Any:
-        """Tiles along the pixels of all images."""
-        return self.w.N * self.tiles_y * self.tiles_x
-
-    @property
-    def ctas_per_sm(self) -> Any:
-        """Number of resident CTAs per SM."""
-        limits = self.pixel_tiles * self.channel_blocks, H200.multiprocessors, self.smem_bytes
-        return count_ctas_per_sm(*limits, self.registers, self.num_threads)
-
-    @property
     def ctas_per_block(self) -> Any:
         """CTAs that share the tiles of a block of channels, each as many as any other, or one less."""
-        most = np.clip(H200.multiprocessors * self.ctas_per_sm // self.channel_blocks, 1, self.pixel_tiles)
-        return ceil_div(self.pixel_tiles, ceil_div(self.pixel_tiles, most))
-
-    @property
-    def tiles_per_cta(self) -> Any:
-        """Largest number of tiles of a CTA."""
-        return ceil_div(self.pixel_tiles, self.ctas_per_block)
-
-    @property
-    def num_blocks(self) -> Any:
-        """CTAs of the grid; each keeps the taps of its channels."""
-        return self.ctas_per_block * self.channel_blocks
+        return ceil_div(self.pixel_tiles, ceil_div(self.pixel_tiles, super().ctas_per_block))
 
     @property
     def estimated_cycles(self) -> Any:
         """Estimated latency in clock cycles: products, instructions, shared memory, copies and memory."""
         shape = self.shape
-        ctas_of_sm = np.maximum(ceil_div(self.num_blocks, H200.multiprocessors), 1)
-        resident = np.minimum(ctas_of_sm, self.ctas_per_sm)
-        tiles = self.tiles_per_cta * resident * ceil_div(ctas_of_sm, self.ctas_per_sm)
+        resident, tiles = self.resident_ctas, self.tiles_per_sm
         items = ceil_div(self.items_per_tile, self.warps) * self.warps * self.octets
         mmas = items * self.mmas_per_item
         products = mmas * (shape.kernel_size[2] / 2 / self.mmas_per_line)  # those of one tap take half as long
