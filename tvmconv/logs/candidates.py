@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import islice
 
 from tvmconv import registry
+from tvmconv.cost_model.predict import Prediction
 from tvmconv.cost_model.recommend import recommend_configs
 from tvmconv.devices import Device
 from tvmconv.errors import ScheduleError
@@ -29,7 +30,9 @@ class Candidate:
     seconds: float | None = None  # measured or predicted seconds per launch
 
 
-def iterate_candidates(logs: RecordIndex | LogPaths, workload: Workload, device: Device) -> Iterator[Candidate]:
+def iterate_candidates(
+    logs: RecordIndex | LogPaths, workload: Workload, device: Device, predictions: Sequence[Prediction] | None = None
+) -> Iterator[Candidate]:
     """Yield the candidates for a workload, the best first: records, then predicted configs.
 
     A default config follows the first prediction, so that a comparison of only some candidates includes it. The configs
@@ -39,6 +42,7 @@ def iterate_candidates(logs: RecordIndex | LogPaths, workload: Workload, device:
 
     `logs`: index of the records, or the path of a log or of a folder of logs, or several of them.
     `device`: device to run on, or architecture to compile for.
+    `predictions`: predictions of `recommend_configs`; by default, they are made after the last record.
     """
     record_index = logs if isinstance(logs, RecordIndex) else RecordIndex(logs, workload)
     for device_match, record in record_index.iterate_applicable_records(workload, device):
@@ -52,7 +56,7 @@ def iterate_candidates(logs: RecordIndex | LogPaths, workload: Workload, device:
         Candidate(
             registry.find_schedule(workload, prediction.schedule), prediction.config, PREDICTED, prediction.seconds
         )
-        for prediction in recommend_configs(workload, device)
+        for prediction in (recommend_configs(workload, device) if predictions is None else predictions)
     )
     yield from islice(predicted_candidates, 1)
     schedule = registry.schedules_to_tune(workload, device.kind, device.arch)[0]

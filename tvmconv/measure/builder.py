@@ -309,3 +309,31 @@ def build_all(
     finally:
         builder_pool.close()
     return [results.get(tag, timed_out) for tag in range(len(inputs))]
+
+
+def call_all(
+    setup: BuilderSetup, calls: Sequence[BuilderCall], num_workers: int, deadline: Deadline | None = None
+) -> list[BuilderCallResult]:
+    """Call functions in parallel in builder processes and return the result of each call.
+
+    With a single worker, the calls run in this process. A call that ended its process results in an error.
+
+    `setup`: setup of the processes, whose schedules they load.
+    `num_workers`: number of processes.
+    `deadline`: time at which the remaining calls are abandoned, whose results have an error.
+    """
+    deadline, unfinished = deadline or Deadline(), BuilderCallResult(None, NO_TIME_MESSAGE)
+    if num_workers <= 1 or deadline.has_passed:
+        return [unfinished if deadline.has_passed else call.run() for call in calls]
+    builder_pool, results = BuilderPool(setup, num_workers, BUILD_SECONDS), dict[int, BuilderCallResult]()
+    try:
+        for tag, call in enumerate(calls):
+            builder_pool.submit_call(tag, call)
+        while len(results) < len(calls) and not deadline.has_passed:
+            wait(builder_pool.wait_handles(), POLL_SECONDS)
+            for tag, answer in builder_pool.poll():
+                is_result = isinstance(answer, BuilderCallResult)
+                results[tag] = answer if is_result else BuilderCallResult(None, answer.message)
+    finally:
+        builder_pool.close()
+    return [results.get(tag, unfinished) for tag in range(len(calls))]

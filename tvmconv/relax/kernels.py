@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 from tvmconv import devices
 from tvmconv.compiler.device_lowering import needs_pass_options
 from tvmconv.compiler.executable import Executable
+from tvmconv.cost_model.predict import Prediction
 from tvmconv.deadline import Deadline
 from tvmconv.devices import Device
 from tvmconv.errors import CompileError, DeviceError, Error, ScheduleError
@@ -23,6 +24,7 @@ from tvmconv.logs.packaged import packaged_logs
 from tvmconv.logs.ranking import DeviceMatch, RecordIndex, list_log_files
 from tvmconv.measure import kernel_cache
 from tvmconv.measure.builder import BuilderInput, build_all
+from tvmconv.measure.predictions import recommend_for_all
 from tvmconv.measure.workers.pool import keep_workers_alive
 from tvmconv.relax.launcher import check_executable
 from tvmconv.relax.packing import PackedExecutable, pack_weight, remove_prepack_kernels
@@ -196,7 +198,10 @@ class KernelFinder:
 
     def _build_for_cuda(self, workloads: Sequence[Workload], device: Device) -> None:
         """Build the best candidate of each workload, and the next one where it fails."""
-        candidates = {workload.text: CandidateQueue(self.read_logs(), workload, device) for workload in workloads}
+        logs = self.read_logs()
+        unrecorded = [each for each in workloads if not any(logs.iterate_applicable_records(each, device))]
+        predictions = recommend_for_all(unrecorded, device)
+        candidates = {each.text: CandidateQueue(logs, each, device, predictions.get(each)) for each in workloads}
         while batch := [(queue, queue.candidate) for queue in candidates.values() if queue.advance()]:
             executables = _build_executables([(queue.workload, candidate) for queue, candidate in batch], device)
             for (queue, candidate), executable in zip(batch, executables, strict=True):
@@ -265,9 +270,11 @@ def declare_function(workload: Workload) -> PrimFunc:
 class CandidateQueue:
     """The candidates of a workload, of which the next is tried when one fails."""
 
-    def __init__(self, logs: RecordIndex, workload: Workload, device: Device) -> None:
+    def __init__(
+        self, logs: RecordIndex, workload: Workload, device: Device, predictions: Sequence[Prediction] | None = None
+    ) -> None:
         self.workload, self._device = workload, device
-        self._candidates = iterate_candidates(logs, workload, device)
+        self._candidates = iterate_candidates(logs, workload, device, predictions)
         self._errors: list[Error] = []
         self._refused_schedules: set[str] = set()
         self._refusal: Error | None = None

@@ -25,6 +25,7 @@ from tvmconv.logs.ranking import DeviceMatch, RecordIndex, list_log_files
 from tvmconv.logs.record import Record
 from tvmconv.measure import kernel_cache
 from tvmconv.measure.builder import NO_TIME_MESSAGE, BuilderInput, build_all
+from tvmconv.measure.predictions import recommend_for_all
 from tvmconv.measure.serialization import encode_executable
 from tvmconv.measure.workers.pool import keep_workers_alive
 from tvmconv.search.search import check_writable
@@ -215,18 +216,23 @@ class KernelProvider:
         self, workloads: list[Workload], record_index: RecordIndex, deadline: Deadline | None
     ) -> None:
         """Build the first candidates of each workload, and further ones where all of them fail."""
+        missing = [workload for workload in workloads if not self._load_cached(workload, record_index)]
+        unmeasured = [
+            workload
+            for workload in missing
+            if workload.text not in self._derived and not self._find_measured_record(workload, record_index)
+        ]
+        prediction_deadline = _reserve_time_for_builds(deadline)
+        predictions = recommend_for_all(unmeasured, self.device, deadline=prediction_deadline)
+        unpredicted = set(unmeasured).difference(predictions)
         remaining = {
-            workload: iterate_candidates(record_index, workload, self.device)
-            for workload in workloads
-            if not self._load_cached(workload, record_index)
+            workload: iterate_candidates(record_index, workload, self.device, predictions.get(workload))
+            for workload in missing
         }
         while remaining:
-            # Predictions take a while for each workload, so half of the time is reserved for builds.
-            cut_off = deadline.cut_off if deadline else Deadline()
-            prediction_deadline = cut_off.reserve_seconds(cut_off.remaining_seconds / 2) if deadline else cut_off
             batch: list[tuple[int, Workload, Candidate]] = []  # with the candidate's rank
             for workload, candidates in remaining.items():
-                if prediction_deadline.has_passed:
+                if workload in unpredicted and prediction_deadline.has_passed:
                     self.failure_reasons[workload.text] = NO_TIME_MESSAGE
                 else:
                     next_candidates = self._next_candidates(workload, candidates, record_index)
@@ -347,6 +353,13 @@ class KernelProvider:
         except Error as error:  # no schedule computes it on this device
             self.failure_reasons[workload.text] = str(error)
             return []
+
+
+def _reserve_time_for_builds(deadline: Deadline | None) -> Deadline:
+    """Return a deadline for predictions, which take a while for each workload: half of the time is for builds."""
+    if deadline is None:
+        return Deadline()
+    return deadline.cut_off.reserve_seconds(deadline.cut_off.remaining_seconds / 2)
 
 
 def make_training_provider(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import math
 from abc import ABC, abstractmethod
 from typing import NamedTuple
@@ -45,6 +46,7 @@ class ImplicitGemmShape(NamedTuple):
         return self.groups * self.residues * self.frames
 
     @classmethod
+    @functools.lru_cache(maxsize=1024)  # schedules compute it for each config of a workload
     def from_workload(cls, w: Conv | MatrixProduct) -> ImplicitGemmShape:
         """Return the matrix product of a convolution."""
         if isinstance(w, MatrixProduct):
