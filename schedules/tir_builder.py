@@ -20,7 +20,6 @@ from tvmconv.target import MAX_BLOCKS_YZ
 from tvmconv.tensor_map import ENCODE_FUNCTION, TensorMap
 from tvmconv.workloads import Workload
 from tvmconv.workloads.dtypes import ACCUMULATOR, DTYPES, FLOAT8_DTYPES, get_itemsize, get_tir_dtype
-from tvmconv.workloads.quantization import round_to_low_byte
 from tvmconv.workloads.text import MAX_INT32_ELEMENTS
 
 Buffer = Any  # a buffer variable: `buffer[i]` loads an element, `store` stores one
@@ -361,15 +360,15 @@ def pack(registers: Buffer, first_register: int, values: Sequence[Expr], dtype: 
         registers: Destination registers, an array of uint32.
         first_register: Index of the first destination register.
         values: Values in float32; for int32 the bits of integers.
-        dtype: Storage dtype.
+        dtype: Storage dtype, except for int8, which `Int8Rounding` packs.
         apply_relu: Whether the conversion also sets negative values to zero, at no cost; not in float32.
     """
     if get_itemsize(dtype) == 4:
         for e, value in enumerate(values):
             store(registers, first_register + e, T.reinterpret("uint32", value))
         return
-    if get_itemsize(dtype) == 1:
-        _pack_bytes(registers, first_register, values, dtype, apply_relu)
+    if dtype in FLOAT8_DTYPES:
+        _pack_float8(registers, first_register, values, dtype, apply_relu)
         return
     for e in range(0, len(values), 2):
         upper = values[e + 1] if e + 1 < len(values) else T.float32(0)
@@ -394,20 +393,15 @@ def _unpack_bytes(registers: Buffer, num_elements: int, dtype: str) -> list[Expr
     return [T.reinterpret(ACCUMULATOR, widened[e]) - T.float32(2.0**23 + 128) for e in range(num_elements)]
 
 
-def _pack_bytes(registers: Buffer, first_register: int, values: Sequence[Expr], dtype: str, apply_relu: bool) -> None:
-    """Round values to 8 bits, with saturation, and pack four of them into a register."""
-    pairs = allocate("packed_pairs", 2, "uint32")
-    half = allocate("packed_half", 1, "uint16") if dtype in FLOAT8_DTYPES else None
+def _pack_float8(registers: Buffer, first_register: int, values: Sequence[Expr], dtype: str, apply_relu: bool) -> None:
+    """Round values to 8-bit floats, with saturation, and pack four of them into a register."""
+    pairs, half = allocate("packed_pairs", 2, "uint32"), allocate("packed_half", 1, "uint16")
     for first in range(0, len(values), 2):
         lower, upper = [*values[first : first + 2], T.float32(0)][:2]
         pair = first // 2 % 2
-        if half is not None:
-            mnemonic = f"cvt.rn.satfinite{'.relu' if apply_relu else ''}.{DTYPES[dtype].ptx}x2.f32"
-            emit_ptx(mnemonic, half[0], upper, lower)
-            store(pairs, pair, T.Cast("uint32", half[0]))
-        else:
-            low_bytes = [T.reinterpret("uint32", round_to_low_byte(v, apply_relu=apply_relu)) for v in (lower, upper)]
-            emit_ptx("prmt.b32", pairs[pair], *low_bytes, T.uint32(0x0040))
+        mnemonic = f"cvt.rn.satfinite{'.relu' if apply_relu else ''}.{DTYPES[dtype].ptx}x2.f32"
+        emit_ptx(mnemonic, half[0], upper, lower)
+        store(pairs, pair, T.Cast("uint32", half[0]))
         index = first_register + first // 4
         if pair:
             emit_ptx("prmt.b32", registers[index], pairs[0], pairs[1], T.uint32(0x5410))

@@ -36,6 +36,7 @@ class EstimatedTileConfig(TileConfig, ABC):
 
     TILE_KNOBS: ClassVar[tuple[str, ...]] = ()  # knobs in which the configs differ with which a search starts
     SECONDS_PER_CYCLE: ClassVar[float | None] = None  # of the estimate; None if it only ranks configs
+    MISSING_KNOBS: ClassVar[Mapping[str, Any]] = {}  # values of knobs that older configs lack, if not the defaults
 
     w: Any
 
@@ -145,7 +146,7 @@ class EstimatedTileConfig(TileConfig, ABC):
             return cls.from_columns(values, w=w)  # without further knobs of the schedule
 
         default = cls.select_default(w)
-        declare_choices(k, cls.list_options(w), default)
+        declare_choices(k, cls.list_options(w), default, cls.MISSING_KNOBS)
         add_rules(k, make_config, cls.list_required(w), cls.list_pruned(w))
         prune_by_estimate(k, make_config, float(default.estimated_cycles))
         return make_config(k.values)

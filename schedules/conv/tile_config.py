@@ -77,11 +77,19 @@ def combine_overlapping(*cycles: Any) -> Any:
 
 
 def declare_choices(
-    k: Knobs, options: Mapping[str, Sequence[Any]], default: TileConfig | Mapping[str, Any]
+    k: Knobs,
+    options: Mapping[str, Sequence[Any]],
+    default: TileConfig | Mapping[str, Any],
+    missing: Mapping[str, Any] | None = None,
 ) -> dict[str, Any]:
-    """Declare a knob for each list of options, with its default from a config or by name, and return the values."""
-    defaults = vars(default) if isinstance(default, TileConfig) else default
-    return {name: k.choice(name, choices, defaults[name]) for name, choices in options.items()}
+    """Declare a knob for each list of options, with its default from a config or by name, and return the values.
+
+    `missing` has the values of knobs that older configs lack, where these are not the defaults.
+    """
+    defaults, missing = vars(default) if isinstance(default, TileConfig) else default, missing or {}
+    return {
+        name: k.choice(name, choices, defaults[name], missing=missing.get(name)) for name, choices in options.items()
+    }
 
 
 def prune_by_estimate(k: Knobs, make_config: Callable[[Columns], Any], best_estimate: float) -> None:

@@ -182,23 +182,12 @@ def convert_expression(value: tirx.Expr, dtype: str) -> tirx.Expr:
     return _round_small(_limit_expression(value, dtype)).astype(dtype)
 
 
-def round_to_low_byte(value: tirx.Expr, *, apply_relu: bool) -> tirx.Expr:
-    """Return int32 bits whose low byte is an int8, rounded to nearest even and saturated, or 0 if it is negative."""
-    from tvm import te, tirx
-
-    if apply_relu:
-        value = te.max(value, tirx.const(0, "float32"))
-    limited = _limit_expression(value, dtypes.INT8.name, has_sign=not apply_relu)
-    return tirx.reinterpret("int32", limited + tirx.const(ROUNDING_SHIFT, "float32"))  # the low byte of this is zero
-
-
-def _limit_expression(value: tirx.Expr, dtype: str, *, has_sign: bool = True) -> tirx.Expr:
-    """Return a value limited to the numbers of a type; one without a sign may only be too large."""
+def _limit_expression(value: tirx.Expr, dtype: str) -> tirx.Expr:
+    """Return a value limited to the numbers of a type."""
     from tvm import te, tirx
 
     low, high = (tirx.const(limit, "float32") for limit in LIMITS[dtype])
-    limited = te.min(value, high)
-    return te.max(limited, low) if has_sign else limited
+    return te.max(te.min(value, high), low)
 
 
 def _name_value(value: tirx.Expr, make_result: Callable[[tirx.Expr], tirx.Expr]) -> tirx.Expr:

@@ -24,8 +24,9 @@ STAGE_ALIGNMENT_BYTES = 128
 BARRIER_BYTES = 8
 MAX_SHARED_BYTES = 227 << 10
 MAX_CHANNEL_CHOICES = 8  # channels per tile that are tried
+MIN_CHANNEL_BYTES = 32  # of a tile whose channels are not among the most
 MAX_OVERHANG = 1.15  # ratio of the channels or pixels that tiles cover to those that exist, of configs worth a search
-MAX_PRODUCTS = 2048  # unrolled products per thread
+MAX_PRODUCTS = 2560  # unrolled products per thread
 MAX_FILTER_REGISTERS = 100  # taps of a thread's channels
 MIN_THREADS, MAX_THREADS = 64, 512  # that compute
 OVERHEAD_REGISTERS = 32  # besides sums, taps and a row of the window
@@ -34,6 +35,7 @@ MEMORY_BYTES_PER_CLOCK, L2_BYTES_PER_CLOCK = 17, 36
 MIN_COPIED_BYTES = 64  # contiguous bytes below which TMA copies more slowly
 SHARED_BYTES_PER_CLOCK = 128  # of an SM
 STRIPS = (1, 2, 4, 5, 7)  # neighbouring output columns per thread
+WHOLE_WINDOW = 0  # the number of rows per copy that stands for all rows of a window
 OVERLAP = 0.9  # fraction of work that the longest part of it hides
 WINDOW_LATENCY_CYCLES = 1000  # from the copy of a window to its use, besides the time of its bytes
 START_CYCLES = 3000  # of a launch, and of the first window
@@ -46,7 +48,9 @@ def list_channel_choices(w: Conv) -> list[int]:
     choices = [n for n in choices if ceil_div(w.C, n) * n <= max(MAX_OVERHANG * w.C, step)] or choices[-1:]
     # The smallest tile for each number of tiles is the best one.
     smallest = {ceil_div(w.C, n): n for n in reversed(choices)}
-    return sorted(sorted(smallest.values(), reverse=True)[:MAX_CHANNEL_CHOICES])
+    least = MIN_CHANNEL_BYTES // get_itemsize(w.storage)
+    divisors = [n for n in choices if w.C % n == 0 and n >= least][:MAX_CHANNEL_CHOICES]
+    return sorted({*sorted(smallest.values(), reverse=True)[:MAX_CHANNEL_CHOICES], *divisors})
 
 
 def list_extent_choices(size: int, candidates: Sequence[int]) -> list[int]:
@@ -59,6 +63,7 @@ class DepthwiseTmaConfig(PersistentTileConfig):
     """One config, or many configs as columns."""
 
     TILE_KNOBS: ClassVar[tuple[str, ...]] = ("channels", "rows", "columns", "strip")
+    MISSING_KNOBS: ClassVar[Mapping[str, Any]] = {"lines": WHOLE_WINDOW}
 
     w: Conv
     vector: Any  # channels per thread
@@ -66,7 +71,8 @@ class DepthwiseTmaConfig(PersistentTileConfig):
     rows: Any  # output rows per tile, which each thread walks down
     columns: Any  # output columns per tile
     strip: Any  # neighbouring output columns per thread
-    stages: Any  # windows in shared memory; one if several CTAs of an SM take turns
+    stages: Any  # copies in shared memory; one if several CTAs of an SM take turns
+    lines: Any = WHOLE_WINDOW  # rows of X per copy, whose loop is not unrolled
 
     @classmethod
     def list_options(cls, w: Conv) -> Mapping[str, Sequence[Any]]:
@@ -78,11 +84,17 @@ class DepthwiseTmaConfig(PersistentTileConfig):
         return {
             "vector": [v for v in vectors if w.C % v == 0],
             "channels": list_channel_choices(w),
-            "rows": list_extent_choices(height, (2, 4, 7, 8, 14)),
+            "rows": list_extent_choices(height, (2, 4, 7, 8, 14, 28, 56)),
             "columns": list_extent_choices(round_up(width, max(STRIPS)), wide),
             "strip": STRIPS,
             "stages": (1, 2, 3, 4),
+            "lines": (WHOLE_WINDOW, cls.count_period_lines(w), 2 * cls.count_period_lines(w)),
         }
+
+    @staticmethod
+    def count_period_lines(w: Conv) -> int:
+        """Return the rows of X after which a walk down a window repeats itself: those of the sums under way."""
+        return ceil_div((w.kernel[0] - 1) * w.dilation[0] + 1, w.stride[0]) * w.stride[0]
 
     @classmethod
     def list_required(cls, w: Conv) -> list[Rule]:
@@ -93,6 +105,10 @@ class DepthwiseTmaConfig(PersistentTileConfig):
                 lambda t: (t.channels % t.vector == 0) & (t.columns % t.strip == 0),
             ),
             (f"at most {MAX_PRODUCTS} unrolled products per thread", lambda t: t.num_products <= MAX_PRODUCTS),
+            (
+                "copies of some rows are smaller than windows, and the walk repeats itself",
+                lambda t: (t.lines == WHOLE_WINDOW) | (t.num_periods > 1),
+            ),
             (
                 f"at most {MAX_FILTER_REGISTERS} taps per thread",
                 lambda t: t.vector * math.prod(w.kernel) <= MAX_FILTER_REGISTERS,
@@ -106,8 +122,8 @@ class DepthwiseTmaConfig(PersistentTileConfig):
                 ),
             ),
             (
-                f"a window has at most {MAX_BOX_ELEMENTS} rows and columns",
-                lambda t: (t.window_lines <= MAX_BOX_ELEMENTS) & (t.window_columns <= MAX_BOX_ELEMENTS),
+                f"a copy has at most {MAX_BOX_ELEMENTS} rows and columns",
+                lambda t: (t.copied_lines <= MAX_BOX_ELEMENTS) & (t.window_columns <= MAX_BOX_ELEMENTS),
             ),
             (f"at most {MAX_SHARED_BYTES} bytes of shared memory", lambda t: t.smem_bytes <= MAX_SHARED_BYTES),
         ]
@@ -161,19 +177,50 @@ class DepthwiseTmaConfig(PersistentTileConfig):
         return self._window_extent(1, self.strip)
 
     @property
-    def window_bytes(self) -> Any:
-        """Bytes of a window."""
-        return self.window_lines * self.window_columns * self.channels * self.itemsize
+    def copied_lines(self) -> Any:
+        """Rows of X per copy."""
+        return np.where(self.lines == WHOLE_WINDOW, self.window_lines, self.lines)
+
+    @property
+    def copies_per_window(self) -> Any:
+        """Copies of a window, the last of which may have rows that no output needs."""
+        return ceil_div(self.window_lines, self.copied_lines)
+
+    @property
+    def lead_lines(self) -> int:
+        """Rows of a window before the one that completes the first output row."""
+        return (self.w.kernel[0] - 1) * self.w.dilation[0]
+
+    @property
+    def num_periods(self) -> Any:
+        """Rounds of a loop over rows of a window; it begins after `lead_lines`, and the last row is not in it."""
+        limit = np.minimum(self.rows * self.w.stride[0], self.window_lines - 1)
+        return np.where(self.lines == WHOLE_WINDOW, 0, np.maximum(0, limit - self.lead_lines) // self.copied_lines)
+
+    @property
+    def copy_bytes(self) -> Any:
+        """Bytes of a copy."""
+        return self.copied_lines * self.window_columns * self.channels * self.itemsize
 
     @property
     def stage_bytes(self) -> Any:
-        """Bytes from one window to the next."""
-        return round_up(self.window_bytes, STAGE_ALIGNMENT_BYTES)
+        """Bytes from one stage to the next."""
+        return round_up(self.copy_bytes, STAGE_ALIGNMENT_BYTES)
+
+    @property
+    def filter_offset_bytes(self) -> Any:
+        """Shared-memory offset of the filters."""
+        return self.stages * self.stage_bytes
+
+    @property
+    def filter_bytes(self) -> Any:
+        """Bytes of the filters of a tile's channels, a multiple of 16."""
+        return self.channels * math.prod(self.w.kernel) * self.itemsize
 
     @property
     def barrier_offset_bytes(self) -> Any:
         """Shared-memory offset of the barriers."""
-        return self.stages * self.stage_bytes
+        return self.filter_offset_bytes + self.filter_bytes
 
     @property
     def smem_bytes(self) -> Any:
@@ -202,8 +249,9 @@ class DepthwiseTmaConfig(PersistentTileConfig):
 
     @property
     def num_products(self) -> Any:
-        """Unrolled products per thread."""
-        return self.num_accumulators * math.prod(self.w.kernel)
+        """Unrolled products per thread, approximately."""
+        looped = np.maximum(0, self.num_periods - 1) * self.copied_lines // self.w.stride[0]
+        return (self.rows - looped) * self.strip * self.vector * math.prod(self.w.kernel)
 
     @property
     def num_accumulators(self) -> Any:
@@ -255,7 +303,7 @@ class DepthwiseTmaConfig(PersistentTileConfig):
         conversions = 1 if itemsize == 2 else 0
         loads = self.window_lines * self.strip_columns
         words = ceil_div(self.vector * itemsize, COPY_BYTES)
-        instructions = self.num_products + loads * (conversions * self.vector + words)
+        instructions = self.num_accumulators * math.prod(w.kernel) + loads * (conversions * self.vector + words)
         instructions = instructions + self.rows * self.strip * (self.vector * 0.5 * conversions + 3 * words + 2)
         issue = instructions * (self.compute_threads // WARP_SIZE) / SCHEDULERS
         shared = self.bank_conflicts * loads * self.vector * itemsize * self.compute_threads / SHARED_BYTES_PER_CLOCK

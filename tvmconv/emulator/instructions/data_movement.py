@@ -296,6 +296,42 @@ def _permute_bytes(op: Instruction, mask: Mask) -> None:
     op.write(mask, np.take_along_axis(sources, indices.astype(np.int64), 1).view(np.uint32))
 
 
+@executes("cvt_pack_c")
+def _pack_pair_of_integers(op: Instruction, mask: Mask) -> None:
+    """cvt.pack.sat.s8.s32.b32 d, a, b, c: d has the lower half of c above the saturated a and b."""
+    if list(op.modifiers) != ["sat", "s8", "s32", "b32"]:
+        raise op.unsupported()
+    integers, (upper,) = op.read(1, 2, mask, 4).view(np.int32), op.read(3, 1, mask, 4)
+    a, b = np.clip(integers, -128, 127).astype(np.uint32) & np.uint32(0xFF)
+    op.write(mask, (upper << np.uint32(16) | a << np.uint32(8) | b)[:, None])
+
+
+@executes("fma")
+def _multiply_and_add(op: Instruction, mask: Mask) -> None:
+    """fma.rn{.sat}.f32 d, a, b, c: rounds a × b + c once; with .sat limits it to [0, 1], where NaN becomes 0."""
+    if {"rn", "f32"} - {*op.modifiers} or {*op.modifiers} - {"rn", "sat", "f32"}:
+        raise op.unsupported()
+    a, b, c = op.read(1, 3, mask, 4).view(np.float32).astype(np.float64)
+    with np.errstate(over="ignore", invalid="ignore"):
+        value = _add_to_odd(a * b, c).astype(np.float32)
+    if "sat" in op.modifiers:
+        value = np.nan_to_num(np.clip(value, 0, 1), nan=0)
+    op.write(mask, value.astype(np.float32).view(np.uint32)[:, None])
+
+
+def _add_to_odd(a: NDArray[np.float64], b: NDArray[np.float64]) -> NDArray[np.float64]:
+    """Return sums in float64 that round to float32 as exact sums do: inexact ones are rounded to an odd last bit.
+
+    Source: Boldo and Melquiond, "Emulation of a FMA and Correctly Rounded Sums: Proved Algorithms Using Rounding to
+    Odd", 2008.
+    """
+    total = a + b
+    rest = total - a
+    error = (a - (total - rest)) + (b - rest)
+    is_even = total.view(np.int64) & 1 == 0
+    return np.where((error != 0) & is_even, np.nextafter(total, np.where(error > 0, np.inf, -np.inf)), total)
+
+
 @executes("cvt_tf32_f32")
 def _convert_to_tf32(op: Instruction, mask: Mask) -> None:
     rounding, *remaining_modifiers = op.modifiers

@@ -12,9 +12,10 @@ from dataclasses import dataclass
 
 from tvmconv.workloads import epilogue
 from tvmconv.workloads.conv_operator import ConvOperator
-from tvmconv.workloads.dtypes import get_itemsize
+from tvmconv.workloads.dtypes import INT8, get_itemsize
 
 from ....tir_builder import Buffer, Expr, Register, load_global, pack, store, unpack
+from .int8_rounding import Int8Rounding
 
 
 @dataclass(frozen=True)
@@ -23,6 +24,8 @@ class EpilogueOps:
 
     ops: tuple[epilogue.EpilogueOp, ...]  # the operations
     dtype: str  # storage dtype of the output and of residuals
+    # Rounding to int8, which computes `quantize` and `zero_point`; None before these operations are bound.
+    int8_rounding: Int8Rounding | None = None
 
     @classmethod
     def from_workload(cls, w: ConvOperator) -> EpilogueOps:
@@ -46,11 +49,16 @@ class EpilogueOps:
                 number = Register(op.name, "float32", number).value
             return dataclasses.replace(op, argument_kind=None, compute=lambda value: op.compute(value, number))
 
-        return self.replace_ops([bind(op) for op in self.ops])
+        rounding = {op.name for op in self.ops} & {epilogue.QUANTIZE, epilogue.ZERO_POINT}
+        if self.dtype != INT8.name or not rounding:
+            return self.replace_ops([bind(op) for op in self.ops])
+        ops = tuple(bind(op) for op in self.ops if op.name not in rounding)
+        int8_rounding = Int8Rounding.bind([*rounding], arguments, uses_registers=uses_registers)
+        return EpilogueOps(ops, self.dtype, int8_rounding)
 
     def replace_ops(self, ops: Sequence[epilogue.EpilogueOp]) -> EpilogueOps:
         """Return the same epilogue with other operations."""
-        return EpilogueOps(tuple(ops), self.dtype)
+        return dataclasses.replace(self, ops=tuple(ops))
 
     @property
     def channel_args(self) -> list[str]:
@@ -69,13 +77,19 @@ class EpilogueOps:
         The ReLU is the last operation of 16-bit results. Those of 8 bits have `quantize` behind it, whose factor is
         positive and may come first.
         """
-        ends = {2: ("relu",), 1: ("relu", "quantize")}.get(get_itemsize(self.dtype))
-        return bool(ends) and tuple(op.name for op in self.ops)[-len(ends or ()) :] == ends
+        return bool(self._relu_end) and tuple(op.name for op in self.ops)[-len(self._relu_end) :] == self._relu_end
+
+    @property
+    def _relu_end(self) -> tuple[str, ...]:
+        """Names of the last operations of an epilogue whose conversion may apply a ReLU; empty if none may."""
+        if self.int8_rounding:
+            return ("relu",)
+        return {2: ("relu",), 1: ("relu", epilogue.QUANTIZE)}.get(get_itemsize(self.dtype), ())
 
     @property
     def computed_ops(self) -> tuple[epilogue.EpilogueOp, ...]:
         """The operations that `pack` does not apply."""
-        relu = len(self.ops) - (2 if get_itemsize(self.dtype) == 1 else 1)
+        relu = len(self.ops) - len(self._relu_end)
         return self.ops[:relu] + self.ops[relu + 1 :] if self.fuses_relu else self.ops
 
     def apply(self, value: Expr, read: Callable[[str], Expr]) -> Expr:
@@ -91,6 +105,10 @@ class EpilogueOps:
 
     def pack(self, registers: Buffer, first_register: int, values: Sequence[Expr]) -> None:
         """Round values to the output dtype and pack them into 32-bit registers."""
+        if self.dtype == INT8.name:
+            assert self.int8_rounding
+            self.int8_rounding.pack(registers, first_register, values, applies_relu=self.fuses_relu)
+            return
         pack(registers, first_register, values, self.dtype, self.fuses_relu)
 
 
