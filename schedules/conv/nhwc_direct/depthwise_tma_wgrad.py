@@ -1,14 +1,14 @@
 """Gradients of the weights of depthwise convolutions, whose tiles of dY and windows of X TMA copies ahead.
 
-`depthwise_nhwc` waits for its loads, and `depthwise_diagonal` multiplies eight times as much as it uses. Here a warp of a
-CTA copies tiles of dY and the windows of X below them by TMA, with zeros outside of the images, while other warps compute
-the tiles before. These read shared memory without guards.
+`depthwise_nhwc` waits for its loads, and `depthwise_diagonal` multiplies eight times as much as it uses. Here a warp
+of a CTA copies tiles of dY and the windows of X below them by TMA, with zeros outside of the images, while other warps
+compute the tiles before. These read shared memory without guards.
 
 A thread has a vector of channels, and a strip of neighbouring columns of dY. It walks down the rows of the window, and
-adds the products of a row of X with all rows of dY that it meets below a tap to float32 sums in registers, over all tiles
-of the CTA. If a tile has whole images, products outside of them are left out. The threads of a CTA then add their sums in
-shared memory. A second kernel adds those of all CTAs, or the CTAs of a cluster send them to each other. The order of all
-sums is fixed, so that each run returns the same bits.
+adds the products of a row of X with all rows of dY that it meets below a tap to float32 sums in registers, over all
+tiles of the CTA. If a tile has whole images, products outside of them are left out. The threads of a CTA then add their
+sums in shared memory. A second kernel adds those of all CTAs, or the CTAs of a cluster send them to each other. The
+order of all sums is fixed, so that each run returns the same bits.
 
 Source: PTX ISA, "cp.async.bulk.tensor", "mapa" and "barrier.cluster".
 """
@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import contextlib
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 
 from tvm.s_tir import Schedule
 from tvm.script import tirx as T  # noqa: N812  (TVM's own name for it)
@@ -62,6 +62,8 @@ from .depthwise_tma_config import COPY_BYTES, STAGE_ALIGNMENT_BYTES
 from .sum_of_parts import emit_sum_of_parts
 from .window_wgrad_config import WindowWgradConfig
 
+StoreResult = Callable[[Expr, Expr, Expr], None]  # of the index of a tap, a channel and a value
+
 
 def has_tiles(w: WeightGradient) -> bool:
     """Whether each channel has one filter, TMA can copy the pixels, and tiles fit in shared memory."""
@@ -91,7 +93,7 @@ TILES = Requirement(
     min_arch=90,
 )
 def depthwise_tma(s: Schedule, w: WeightGradient, k: Knobs) -> Schedule:
-    """Copy tiles of dY and X by TMA ahead, and sum products of a vector of channels and a strip of pixels per thread."""
+    """Copy tiles of dY and X by TMA ahead, and sum products of a vector of channels and a strip per thread."""
     config = WindowWgradConfig.declare_knobs(w, k)
     num_sums = math.prod(w.argument_shapes[-1])
 
@@ -121,7 +123,9 @@ def depthwise_tma(s: Schedule, w: WeightGradient, k: Knobs) -> Schedule:
     return built
 
 
-def emit_products(config, arguments, workspace, store_result) -> None:
+def emit_products(
+    config: WindowWgradConfig, arguments: dict[str, Buffer], workspace: Buffer | None, store_result: StoreResult
+) -> None:
     """Emit the first kernel, which stores sums (parts, taps, channels), or the gradient if there is no workspace."""
     dy, x = config.w.OPERANDS
     boxes = ((config.columns, config.rows), (config.window_columns, config.window_lines))
@@ -159,7 +163,7 @@ def emit_products(config, arguments, workspace, store_result) -> None:
         kernel.emit(gradient_map, input_map)
 
 
-def make_pixels_map(config: WindowWgradConfig, size, box) -> maps.TensorMap:
+def make_pixels_map(config: WindowWgradConfig, size: Sequence[int], box: tuple[int, int]) -> maps.TensorMap:
     """Return the tensor map of dY or X: channels, columns, rows and images; `box` has columns and rows."""
     w, (_, height, width) = config.w, size
     extents, strides = (w.C, width, height, w.N), (w.C, width * w.C, height * width * w.C)
@@ -170,7 +174,17 @@ def make_pixels_map(config: WindowWgradConfig, size, box) -> maps.TensorMap:
 class WindowWgradKernel:
     """What the warps of a CTA share, whatever their roles."""
 
-    def __init__(self, config, workspace, store_result, pipeline, smem, part, block, thread) -> None:
+    def __init__(
+        self,
+        config: WindowWgradConfig,
+        workspace: Buffer | None,
+        store_result: StoreResult,
+        pipeline: TmaPipeline,
+        smem: Expr,
+        part: Expr,
+        block: Expr,
+        thread: Expr,
+    ) -> None:
         self.config, self.shape, self.workspace, self.store_result = config, config.shape, workspace, store_result
         self.pipeline, self.smem, self.part, self.thread = pipeline, smem, part, thread
         self.position, self.state = ThreadPosition(thread), PipelineState("tile", int(config.stages))
@@ -277,7 +291,7 @@ class WindowWgradKernel:
         self.words = allocate("words", max(1, vector * config.itemsize // 4), "uint32")
         inputs = allocate("inputs", len(columns) * vector, ACCUMULATOR)
         gradients = allocate("gradients", rows * strip * vector, ACCUMULATOR)
-        loaded_rows = set()
+        loaded_rows: set[int] = set()
         for line in lines:
             for i, column in enumerate(columns):
                 pixel = (line - first_line) * int(config.window_columns) + column - first_column

@@ -149,9 +149,7 @@ class WindowWgradConfig(EstimatedTileConfig):
             (f"at least {MIN_THREADS} threads compute", lambda t: t.compute_threads >= MIN_THREADS),
             (
                 f"tiles overhang dY by at most {MAX_OVERHANG - 1:.0%}",
-                lambda t: (
-                    ceil_div(height, t.rows) * t.rows * (t.tiles_x * t.columns) <= MAX_OVERHANG * height * width
-                ),
+                lambda t: ceil_div(height, t.rows) * t.rows * (t.tiles_x * t.columns) <= MAX_OVERHANG * height * width,
             ),
             ("most threads of the last warp compute", lambda t: t.num_items >= 0.8 * t.compute_threads),
         ]
@@ -276,7 +274,9 @@ class WindowWgradConfig(EstimatedTileConfig):
     def barrier_offset_bytes(self) -> Any:
         """Shared-memory offset of the barriers."""
         cluster_bytes = 4 * self.num_parts * self.sums_per_rank
-        return round_up(self.cluster_offset_bytes + np.where(self.parts_in_cluster == 1, cluster_bytes, 0), BARRIER_BYTES)
+        return round_up(
+            self.cluster_offset_bytes + np.where(self.parts_in_cluster == 1, cluster_bytes, 0), BARRIER_BYTES
+        )
 
     @property
     def smem_bytes(self) -> Any:
@@ -327,9 +327,7 @@ class WindowWgradConfig(EstimatedTileConfig):
         shape, words = self.shape, self.itemsize / 4
         live_rows = np.minimum(self.rows, ceil_div((self.taps_y - 1) * shape.dilations[1] + 1, shape.strides[1]))
         row = np.ceil(self.loaded_columns * self.vector * (1 + words)).astype(int)
-        return round_up(
-            self.num_accumulators + live_rows * self.strip * self.vector + row + OVERHEAD_REGISTERS, 8
-        )
+        return round_up(self.num_accumulators + live_rows * self.strip * self.vector + row + OVERHEAD_REGISTERS, 8)
 
     @property
     def loaded_columns(self) -> Any:
