@@ -59,6 +59,7 @@ DESCRIPTIONS = {
     "output_tile": "m of Winograd's F(m × m, r × r): outputs per tile and axis. A larger m takes fewer products and "
     "has a larger rounding error.",
     "parts": "CTAs among which the pixels of a sum are divided; a second kernel adds their partial sums in order.",
+    "parts_in_cluster": "1 has the CTAs of a cluster add their parts; 0 has a second kernel add them.",
     "pipeline": 'How the next k-tile is loaded: "none" waits for it; "registers" loads it to registers while this one '
     'is computed; "async2" to "async4" copy asynchronously (cp.async) into two to four buffers.',
     "pixel_octets": "Octets of pixels that a warp multiplies at a time, each a column of an mma.",

@@ -1,0 +1,405 @@
+"""Gradients of the weights of depthwise convolutions, whose tiles of dY and windows of X TMA copies ahead.
+
+`depthwise_nhwc` waits for its loads, and `depthwise_diagonal` multiplies eight times as much as it uses. Here a warp
+of a CTA copies tiles of dY and the windows of X below them by TMA, with zeros outside of the images, while other warps
+compute the tiles before. These read shared memory without guards.
+
+A thread has a vector of channels, and a strip of neighbouring columns of dY. It walks down the rows of the window, and
+adds the products of a row of X with all rows of dY that it meets below a tap to float32 sums in registers, over all
+tiles of the CTA. If a tile has whole images, products outside of them are left out. The threads of a CTA then add their
+sums in shared memory. A second kernel adds those of all CTAs, or the CTAs of a cluster send them to each other. The
+order of all sums is fixed, so that each run returns the same bits.
+
+Source: PTX ISA, "cp.async.bulk.tensor", "mapa" and "barrier.cluster".
+"""
+
+from __future__ import annotations
+
+import contextlib
+import math
+from collections.abc import Callable, Iterator, Sequence
+
+from tvm.s_tir import Schedule
+from tvm.script import tirx as T  # noqa: N812  (TVM's own name for it)
+
+from tvmconv import tensor_map as maps
+from tvmconv.registry import schedule
+from tvmconv.requirements import CHANNELS_LAST_LAYOUT, Requirement, all_of
+from tvmconv.space import Knobs
+from tvmconv.target import WARP_SIZE
+from tvmconv.workloads import epilogue
+from tvmconv.workloads.conv_gradient import WeightGradient
+from tvmconv.workloads.dtypes import ACCUMULATOR, get_itemsize
+
+from ...primitives import disable_buffer_reuse
+from ...tir_builder import (
+    Buffer,
+    Expr,
+    Register,
+    allocate,
+    build_schedule,
+    declare_tensor_map,
+    emit_call,
+    emit_ptx,
+    fill_zeros,
+    if_,
+    is_below,
+    items_loop,
+    load_shared,
+    logical_and,
+    serial_loop,
+    store,
+    thread_axis,
+    to_uint32,
+    unpack,
+)
+from ..reduction import FLOAT_DTYPES
+from ..tensor_cores.gemm.atoms import ThreadPosition
+from ..tensor_cores.gemm.cta import allocate_smem, allow_dependent_launch
+from ..tensor_cores.gemm.pipelines import PipelineState, TmaPipeline, fence_barrier_init, map_to_cta
+from ..tensor_cores.gemm.tma import TmaCopy, prefetch_tensor_maps
+from .depthwise_tma_config import COPY_BYTES, STAGE_ALIGNMENT_BYTES
+from .sum_of_parts import emit_sum_of_parts
+from .window_wgrad_config import WindowWgradConfig
+
+StoreResult = Callable[[Expr, Expr, Expr], None]  # of the index of a tap, a channel and a value
+
+
+def has_tiles(w: WeightGradient) -> bool:
+    """Whether each channel has one filter, TMA can copy the pixels, and tiles fit in shared memory."""
+    return bool(
+        w.C == w.O == w.groups > 1
+        and w.C * get_itemsize(w.storage) % COPY_BYTES == 0
+        and WindowWgradConfig.has_config(w)
+    )
+
+
+TILES = Requirement(
+    f"depthwise layers whose channels fill whole {COPY_BYTES} bytes, and small filters",
+    has_tiles,
+    lambda w: f"filters of {math.prod(w.kernel)} taps for {w.C} to {w.O} channels in {w.groups} groups",
+)
+
+
+@schedule(
+    "conv1d_wgrad",
+    "conv2d_wgrad",
+    dtypes=FLOAT_DTYPES,
+    usage=WindowWgradConfig.compute_usage,
+    condition=all_of(CHANNELS_LAST_LAYOUT, TILES),
+    search_if=has_tiles,
+    starting_configs=WindowWgradConfig.list_starting_configs,
+    device_kinds=("cuda",),
+    min_arch=90,
+)
+def depthwise_tma(s: Schedule, w: WeightGradient, k: Knobs) -> Schedule:
+    """Copy tiles of dY and X by TMA ahead, and sum products of a vector of channels and a strip per thread."""
+    config = WindowWgradConfig.declare_knobs(w, k)
+    num_sums = math.prod(w.argument_shapes[-1])
+
+    def emit(arguments: dict[str, Buffer]) -> None:
+        def store_result(tap: Expr, channel: Expr, value: Expr) -> None:
+            index = config.shape.array_index(channel, config.shape.tap_from_index(tap), 0)
+            result = epilogue.apply_to_expression(
+                w.epilogue, value, lambda name: arguments[name][index].astype(ACCUMULATOR)
+            )
+            T.buffer_store(arguments[w.RESULT], result.astype(w.argument_dtypes[-1]), [*index])
+
+        has_workspace = int(config.num_parts) > 1 and int(config.parts_in_cluster) == 0
+        workspace = (
+            allocate("partial_sums", int(config.num_parts) * num_sums, ACCUMULATOR, "global") if has_workspace else None
+        )
+        emit_products(config, arguments, workspace, store_result)
+        if has_workspace:
+            emit_sum_of_parts(
+                int(config.num_parts),
+                num_sums,
+                workspace,
+                lambda number, value: store_result(number // w.C, number % w.C, value),
+            )
+
+    built = build_schedule(w, emit)
+    disable_buffer_reuse(built)  # TVM does not see the accesses of TMA
+    return built
+
+
+def emit_products(
+    config: WindowWgradConfig, arguments: dict[str, Buffer], workspace: Buffer | None, store_result: StoreResult
+) -> None:
+    """Emit the first kernel, which stores sums (parts, taps, channels), or the gradient if there is no workspace."""
+    dy, x = config.w.OPERANDS
+    boxes = ((config.columns, config.rows), (config.window_columns, config.window_lines))
+    sizes = config.shape.output_size, config.shape.input_size
+    gradient_map, input_map = (
+        declare_tensor_map(f"{name}_map", arguments[name], make_pixels_map(config, size, box))
+        for name, size, box in zip((dy, x), sizes, boxes, strict=True)
+    )
+    compute_threads, stages, num_parts = (
+        int(value) for value in (config.compute_threads, config.stages, config.num_parts)
+    )
+    with contextlib.ExitStack() as axes:
+        part = axes.enter_context(thread_axis(num_parts, "blockIdx.y"))
+        if int(config.parts_in_cluster) == 1:
+            axes.enter_context(thread_axis(num_parts, "clusterCtaIdx.y"))
+        block = axes.enter_context(thread_axis(int(config.channel_blocks), "blockIdx.x"))
+        thread = axes.enter_context(thread_axis(int(config.num_threads), "threadIdx.x"))
+        smem = allocate_smem(int(config.smem_bytes), STAGE_ALIGNMENT_BYTES)
+        pipeline = TmaPipeline(
+            smem,
+            int(config.stage_bytes),
+            smem + to_uint32(int(config.barrier_offset_bytes)),
+            stages,
+            int(config.window_bytes) + int(config.gradient_bytes),
+            num_consumers=compute_threads // WARP_SIZE,
+        )
+        with if_(thread == compute_threads):
+            prefetch_tensor_maps([gradient_map, input_map])
+        with if_(thread == 0):
+            pipeline.init_barriers()
+            fence_barrier_init()
+        emit_call(T.cuda.cta_sync())
+        allow_dependent_launch()
+        kernel = WindowWgradKernel(config, workspace, store_result, pipeline, smem, part, block, thread)
+        kernel.emit(gradient_map, input_map)
+
+
+def make_pixels_map(config: WindowWgradConfig, size: Sequence[int], box: tuple[int, int]) -> maps.TensorMap:
+    """Return the tensor map of dY or X: channels, columns, rows and images; `box` has columns and rows."""
+    w, (_, height, width) = config.w, size
+    extents, strides = (w.C, width, height, w.N), (w.C, width * w.C, height * width * w.C)
+    whole_box = int(config.channels), int(box[0]), int(box[1]), int(config.images)
+    return maps.make_tiled_map(w.storage, config.itemsize, extents, strides, whole_box, 0)
+
+
+class WindowWgradKernel:
+    """What the warps of a CTA share, whatever their roles."""
+
+    def __init__(
+        self,
+        config: WindowWgradConfig,
+        workspace: Buffer | None,
+        store_result: StoreResult,
+        pipeline: TmaPipeline,
+        smem: Expr,
+        part: Expr,
+        block: Expr,
+        thread: Expr,
+    ) -> None:
+        self.config, self.shape, self.workspace, self.store_result = config, config.shape, workspace, store_result
+        self.pipeline, self.smem, self.part, self.thread = pipeline, smem, part, thread
+        self.position, self.state = ThreadPosition(thread), PipelineState("tile", int(config.stages))
+        self.first_channel = block * int(config.channels)
+
+    def emit(self, gradient_map: Expr, input_map: Expr) -> None:
+        """Emit the kernel after its barriers are initialized."""
+        config = self.config
+        compute_threads, in_cluster = int(config.compute_threads), int(config.parts_in_cluster) == 1
+        if in_cluster:
+            emit_ptx("barrier.cluster.arrive.relaxed")
+        self.sums = allocate("sums", int(config.num_accumulators), ACCUMULATOR)
+        with if_(self.thread < compute_threads):
+            self.compute()
+        with if_(self.position.is_first_of_warp(compute_threads // WARP_SIZE)):
+            self.copy_tiles(gradient_map, input_map)
+        if in_cluster:
+            emit_ptx("barrier.cluster.wait.acquire")  # all CTAs of the cluster run
+            self.remote = Register("remote_sum", "uint32")
+        self.add_threads()
+        if in_cluster:
+            emit_ptx("barrier.cluster.arrive.release")
+            emit_ptx("barrier.cluster.wait.acquire")
+            self.add_cluster()
+
+    @contextlib.contextmanager
+    def for_each_tile(self) -> Iterator[Expr]:
+        """Open the loop over the tiles of the CTA."""
+        config = self.config
+        iterations = int(config.iterations)
+        with serial_loop(iterations, "iteration") as iteration:
+            tile = self.part * iterations + iteration
+            with if_(is_below(tile, int(config.num_tiles), iterations)):
+                yield tile
+
+    def copy_tiles(self, gradient_map: Expr, input_map: Expr) -> None:
+        """Copy the tiles of dY and the windows of X below them, with zeros outside of the images; run by one thread."""
+        config, shape, pipeline, state = self.config, self.shape, self.pipeline, self.state
+        (_, step_y, step_x), (_, pad_y, pad_x) = shape.strides, shape.pad_low
+        pad_y, pad_x = (
+            0 if is_known else pad
+            for pad, is_known in ((pad_y, bool(config.has_known_lines)), (pad_x, bool(config.has_known_columns)))
+        )
+        tiles_y, tiles_x = int(config.tiles_y), int(config.tiles_x)
+        with self.for_each_tile() as tile:
+            pipeline.producer_acquire(state.index, state.phase)
+            stage, barrier = pipeline.stage_address(state.index), pipeline.full_barrier(state.index)
+            image = tile // (tiles_x * tiles_y) * int(config.images)
+            row, column = tile // tiles_x % tiles_y * int(config.rows), tile % tiles_x * int(config.columns)
+            window = self.first_channel, column * step_x - pad_x, row * step_y - pad_y, image
+            TmaCopy(input_map, barrier).issue(stage, window)
+            destination = stage + to_uint32(int(config.gradient_offset_bytes))
+            TmaCopy(gradient_map, barrier).issue(destination, (self.first_channel, column, row, image))
+            state.advance()
+
+    def compute(self) -> None:
+        """Add up the products of all tiles; run by all threads but those of the last warp."""
+        config, shape = self.config, self.shape
+        vectors, strips, images, groups, num_items = (
+            int(value)
+            for value in (
+                config.vectors,
+                config.columns // config.strip,
+                config.images,
+                config.tap_groups,
+                config.num_items,
+            )
+        )
+        fill_zeros(self.sums, int(config.num_accumulators))
+        item = self.thread
+        if num_items < int(config.compute_threads):  # a thread without an item computes the first one
+            item = Register("item", value=T.Select(self.thread < num_items, self.thread, 0)).value
+        strip, image = item // vectors % strips * int(config.strip), item // (vectors * strips) % images
+        group = item // (vectors * strips * images)
+        line = group * (int(config.taps_y) * shape.dilations[1]) if groups > 1 else 0
+        lane_channel = item % vectors * int(config.vector)
+        window_line = image * int(config.window_lines) + line
+        window_pixel = window_line * int(config.window_columns) + strip * shape.strides[2]
+        gradient_pixel = image * (int(config.rows) * int(config.columns)) + strip
+        window_offset, gradient_offset = (
+            Register(name, "uint32", to_uint32((pixel * int(config.channels) + lane_channel) * config.itemsize)).value
+            for name, pixel in (("window_offset", window_pixel), ("gradient_offset", gradient_pixel))
+        )
+        with self.for_each_tile():
+            self.pipeline.consumer_wait(self.state.index, self.state.phase)
+            stage = self.pipeline.stage_address(self.state.index)
+            window = Register("window_address", "uint32", stage + window_offset).value
+            offset = to_uint32(int(config.gradient_offset_bytes))
+            gradient = Register("gradient_address", "uint32", stage + offset + gradient_offset).value
+            self.walk(window, gradient)
+            self.state.advance()
+
+    def walk(self, window: Expr, gradient: Expr) -> None:
+        """Add the products of each row of X with the rows of dY that it meets below a tap."""
+        config, shape = self.config, self.shape
+        strip, vector, taps_y = int(config.strip), int(config.vector), int(config.taps_y)
+        (_, step_y, step_x), (_, dilation_y, dilation_x) = shape.strides, shape.dilations
+        num_columns = shape.kernel_size[2]
+        lines, columns = config.list_lines(), config.list_columns()
+        first_line = shape.pad_low[1] if config.has_known_lines else 0
+        first_column = shape.pad_low[2] if config.has_known_columns else 0
+        pixel_bytes = int(config.channels) * config.itemsize
+        rows = min(int(config.rows), shape.output_size[1])
+        self.words = allocate("words", max(1, vector * config.itemsize // 4), "uint32")
+        inputs = allocate("inputs", len(columns) * vector, ACCUMULATOR)
+        gradients = allocate("gradients", rows * strip * vector, ACCUMULATOR)
+        loaded_rows: set[int] = set()
+        for line in lines:
+            for i, column in enumerate(columns):
+                pixel = (line - first_line) * int(config.window_columns) + column - first_column
+                self.load(inputs, i * vector, window, pixel * pixel_bytes)
+            users = [(y, r) for y in range(rows) for r in range(taps_y) if y * step_y + r * dilation_y == line]
+            for y in sorted({y for y, _ in users} - loaded_rows):
+                loaded_rows.add(y)
+                for j in range(strip):
+                    pixel = y * int(config.columns) + j
+                    self.load(gradients, (y * strip + j) * vector, gradient, pixel * pixel_bytes)
+            if line == lines[-1]:
+                emit_call(T.cuda.warp_sync())
+                with if_(self.position.lane == 0):
+                    self.pipeline.consumer_arrive(self.state.index)
+            for j in range(strip):
+                for (y, r), s in ((user, s) for user in users for s in range(num_columns)):
+                    column = j * step_x + s * dilation_x
+                    if column not in columns:
+                        continue
+                    for e in range(vector):
+                        place = (r * num_columns + s) * vector + e
+                        product = inputs[columns.index(column) * vector + e] * gradients[(y * strip + j) * vector + e]
+                        store(self.sums, place, self.sums[place] + product)
+
+    def load(self, values: Buffer, first: int, address: Expr, offset: int) -> None:
+        """Load a vector of channels of a pixel, and convert it to the dtype of the sums."""
+        vector = int(self.config.vector)
+        load_shared(self.words, address + to_uint32(offset), vector * self.config.itemsize)
+        for e, value in enumerate(unpack(self.words, vector, self.config.w.storage)):
+            store(values, first + e, value)
+
+    def add_threads(self) -> None:
+        """Add the sums of the threads with the same taps and channels in order, and pass them on."""
+        config = self.config
+        num_sums, at_a_time, pitch, vectors, groups, num_threads, pixel_threads = (
+            int(value)
+            for value in (
+                config.num_accumulators,
+                config.sums_at_a_time,
+                config.sum_pitch,
+                config.vectors,
+                config.tap_groups,
+                config.num_threads,
+                config.pixel_threads,
+            )
+        )
+        owners = vectors * groups
+        total, value = allocate("total", 1, ACCUMULATOR), allocate("sum", 1, "uint32")
+        place = Register("sum_address", "uint32", self.smem + to_uint32(self.thread * 4)).value
+        for first in range(0, num_sums, at_a_time):
+            count = min(at_a_time, num_sums - first)
+            emit_call(T.cuda.cta_sync())  # all warps have read the stages, or the sums before
+            with if_(self.thread < int(config.compute_threads)):
+                for i in range(count):
+                    store(value, 0, T.reinterpret("uint32", self.sums[first + i]))
+                    emit_ptx("st.shared.b32", place + to_uint32(i * pitch * 4), value[0])
+            emit_call(T.cuda.cta_sync())
+            with items_loop(count * owners, self.thread, num_threads) as item:
+                owner, number = item % owners, item // owners
+                first_thread = owner // vectors * (pixel_threads * vectors) + owner % vectors
+                store(total, 0, T.float32(0))
+                address = self.smem + to_uint32((number * pitch + first_thread) * 4)
+                start = Register("first_sum_address", "uint32", address).value
+                with serial_loop(pixel_threads, "g") as g:
+                    load_shared(value, start + to_uint32(g * (vectors * 4)), 4)
+                    store(total, 0, total[0] + T.reinterpret(ACCUMULATOR, value[0]))
+                self.pass_on(first + number, owner, total[0])
+
+    def pass_on(self, number: Expr, owner: Expr, value: Expr) -> None:
+        """Store a sum of the CTA to the workspace, to the CTA of the cluster that adds it up, or as the gradient."""
+        config = self.config
+        if int(config.parts_in_cluster) == 1:
+            index = number * int(config.tap_groups * config.vectors) + owner
+            rank, place = index // int(config.sums_per_rank), index % int(config.sums_per_rank)
+            map_to_cta(self.remote, self.locate_part(self.part, place), rank)
+            emit_ptx("st.shared::cluster.b32", self.remote.value, T.reinterpret("uint32", value))
+            return
+        self.store_sum(number, owner, value)
+
+    def store_sum(self, number: Expr, owner: Expr, value: Expr) -> None:
+        """Store a sum if there is such an element of dK."""
+        config, (_, rows, columns) = self.config, self.shape.kernel_size
+        vector, vectors, taps_y = int(config.vector), int(config.vectors), int(config.taps_y)
+        row = owner // vectors * taps_y + number // (columns * vector)
+        channel = self.first_channel + owner % vectors * vector + number % vector
+        exists = [is_below(row, rows, taps_y), is_below(channel, config.w.C, int(config.channels))]
+        tap = row * columns + number // vector % columns
+        with if_(logical_and(*exists)):
+            if self.workspace is None:
+                self.store_result(tap, channel, value)
+            else:
+                store(self.workspace, (self.part * self.shape.num_taps + tap) * config.w.C + channel, value)
+
+    def locate_part(self, part: Expr, place: Expr) -> Expr:
+        """Return the address of a part's sum among those that a CTA adds up."""
+        index = part * int(self.config.sums_per_rank) + place
+        return self.smem + to_uint32(int(self.config.cluster_offset_bytes)) + to_uint32(index * 4)
+
+    def add_cluster(self) -> None:
+        """Add the CTA's share of the sums over the CTAs of the cluster in order, and store the gradient."""
+        config = self.config
+        owners, per_rank = int(config.tap_groups * config.vectors), int(config.sums_per_rank)
+        total, value = allocate("cluster_total", 1, ACCUMULATOR), allocate("cluster_sum", 1, "uint32")
+        with items_loop(per_rank, self.thread, int(config.num_threads)) as item:
+            index = self.part * per_rank + item
+            with if_(index < int(config.sums_per_cta)):
+                store(total, 0, T.float32(0))
+                for part in range(int(config.num_parts)):
+                    load_shared(value, self.locate_part(part, item), 4)
+                    store(total, 0, total[0] + T.reinterpret(ACCUMULATOR, value[0]))
+                self.store_sum(index // owners, index % owners, total[0])
