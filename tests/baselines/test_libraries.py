@@ -104,7 +104,7 @@ class FakePicks:
 
     Args:
         heuristics: seconds of what cuDNN's heuristics choose; they cannot compute other kinds.
-        seconds: of what cuDNN's trials pick.
+        seconds: of what cuDNN's trials pick. The output of a pick are its seconds.
     """
 
     def __init__(self, heuristics=None, **seconds):
@@ -124,6 +124,7 @@ class FakePicks:
         taken = own.pop(0) if len(own) > 1 else own[0]
         pick = SimpleNamespace(call=call, seconds=taken if has_gpu else math.inf, time_launch=lambda: taken)
         pick.compare = lambda best_seconds: setattr(pick, "seconds", taken)
+        pick.compute_output, pick.pick = lambda: taken, SimpleNamespace(description=f"an algorithm of {taken} s")
         pick.close = lambda: self.closed.append(taken)
         return pick
 
@@ -132,11 +133,11 @@ class FakePicks:
 def pick(monkeypatch, described):
     pytest.importorskip("torch")  # whose calls are picked among
 
-    def run(text="conv2d:1x4x6x6,4x4x3x3,f16,nhwc,bias,relu", **seconds):
+    def run(text="conv2d:1x4x6x6,4x4x3x3,f16,nhwc,bias,relu", is_right=None, **seconds):
         picks = FakePicks(**seconds)
         monkeypatch.setattr(cudnn, "CudnnPickThread", picks)
         w = parse(text)
-        return cudnn.pick_fastest(w, [], described, cold=False), picks
+        return cudnn.pick_fastest(w, [], described, cold=False, is_right=is_right), picks
 
     return run
 
@@ -154,6 +155,22 @@ def test_cudnn_picks_for_every_call_and_again_for_the_fastest(pick):
 def test_a_fast_algorithm_that_is_seldom_picked_is_found(pick, slow_picks):
     fastest, _ = pick("conv2d:1x4x6x6,4x4x3x3", apart=[*[36.7e-6] * slow_picks, 29.3e-6, 36.7e-6])
     assert fastest.seconds == 29.3e-6
+
+
+@pytest.mark.parametrize("wrong_picks", range(1, 6))
+def test_the_fastest_algorithm_whose_result_is_right_is_taken(pick, wrong_picks):
+    checked = []
+    seconds = [*[1.0] * wrong_picks, 3.0, 1.0, 2.0, 2.5, 1.0]  # those of 1.0 are wrong
+    fastest, picks = pick("conv2d:1x4x6x6,4x4x3x3", lambda y: checked.append(y) or y > 1.0, apart=seconds)
+    assert fastest.seconds == 2.0
+    assert 2.5 not in checked  # a pick that is slower than a right one
+    assert len(picks.closed) == len(picks.asked) - 1
+    assert 2.0 not in picks.closed
+
+
+def test_an_error_names_a_wrong_algorithm_if_no_result_is_right(pick):
+    with pytest.raises(DeviceError, match=r"wrong results of an algorithm of 2.0 s"):
+        pick("conv2d:1x4x6x6,4x4x3x3", lambda y: False, apart=[1.0, 2.0])
 
 
 def test_cudnn_tries_another_number_of_algorithms_in_each_round(pick):

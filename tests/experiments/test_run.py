@@ -1,3 +1,4 @@
+import functools
 import json
 import time
 from contextlib import nullcontext
@@ -150,6 +151,29 @@ def test_schedules_and_libraries_are_timed_in_three_rounds(time_rounds, seconds,
     assert (default.rounds, default.timing.median, default.unstable) == (seconds, median, False)
     assert (library.timing.median, library.rounds) == (0.5e-3, (0.5e-3, 0.5e-3, 0.5e-3))
     assert calls == ["timed", "timed", "timed", "closed"]
+
+
+@pytest.mark.parametrize("has_right_algorithm", [True, False])
+def test_a_library_with_a_wrong_result_takes_its_fastest_right_algorithm(opencl, monkeypatch, has_right_algorithm):
+    closed = []
+
+    def library(w, inputs, *, device, cold, seconds, is_right=lambda y: True):
+        right = w.reference(*inputs).astype("float32")
+        for name, y in [("fast", right + 1), ("slow", right if has_right_algorithm else right + 2)]:
+            if is_right(y):
+                close = functools.partial(closed.append, name)
+                return Baseline(Timing((1.0,), "by hand", cold), y, name, close=close)
+        raise DeviceError("no algorithm is right")
+
+    monkeypatch.setitem(REGISTRY, "library", library)
+    monkeypatch.setattr(run, "CHECKING", {"library"})
+    row = run_schedules(SMALL, ["default"], device=opencl, seconds=0.01, baselines=["library"]).rows[-1]
+    if has_right_algorithm:
+        assert (row.verified, row.library, row.failure) == (True, "slow", None)
+        assert closed == ["fast", "slow"]
+    else:
+        assert (row.timing, row.failure) == (None, "no algorithm is right")
+        assert closed == ["fast"]
 
 
 def test_what_stays_unstable_is_flagged_in_the_table_and_in_json(time_rounds):

@@ -21,11 +21,12 @@ from tvmconv.workloads.filters import Filter
 TimeLibrary = Callable[..., "Baseline"]
 
 REGISTRY: dict[str, TimeLibrary] = {}  # by name, filled by the import of the package's modules
+CHECKING: set[str] = set()  # names of those that can choose an algorithm by its results
 MODULES: dict[str, str] = {}  # modules of libraries that take seconds to import, likewise
 
 
 def baseline(
-    name: str, module: str | None = None, *, takes_turns: bool = False
+    name: str, module: str | None = None, *, takes_turns: bool = False, checks_results: bool = False
 ) -> Callable[[TimeLibrary], TimeLibrary]:
     """Return a decorator that registers `f(w, inputs, *, device, cold=False, seconds=0.5) -> Baseline` under a name.
 
@@ -33,7 +34,8 @@ def baseline(
     `seconds` of device time. It imports the library when it is called. It raises `UnsupportedDeviceError` if the
     library never supports the device, and another `Error` if the library is missing or cannot compute the workload.
     `module` is the library's module if its import takes seconds, which `import_modules` can do before. The function
-    runs in a turn at the GPU (`tvmconv.devices.sharing`), unless `takes_turns`: it takes one by itself.
+    runs in a turn at the GPU (`tvmconv.devices.sharing`), unless `takes_turns`: it takes one by itself. If
+    `checks_results`, it has the argument `is_right`, a function from Y to whether an algorithm's result is accepted.
     """
 
     def register(function: TimeLibrary) -> TimeLibrary:
@@ -43,6 +45,8 @@ def baseline(
         REGISTRY[name] = function if takes_turns else _run_in_a_turn(function)
         if module:
             MODULES[name] = module
+        if checks_results:
+            CHECKING.add(name)
         return function
 
     return register

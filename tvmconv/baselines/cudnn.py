@@ -7,7 +7,7 @@ import itertools
 import math
 import statistics
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
@@ -57,7 +57,7 @@ MAX_IDLE_SECONDS = 0.2  # after a longer pause the GPU may have lowered its cloc
 NUM_BUSY_LAUNCHES = 300  # launches of it, some 10 ms, that keep the clocks of a busy GPU steady before a trial
 
 
-@baseline("cudnn", module="torch", takes_turns=True)
+@baseline("cudnn", module="torch", takes_turns=True, checks_results=True)
 def time_cudnn(
     w: AnyConv,
     inputs: Sequence[NDArray[Any]],
@@ -66,8 +66,11 @@ def time_cudnn(
     cold: bool = False,
     seconds: float = 0.5,
     picking_seconds: float = MAX_PICKING_SECONDS,
+    is_right: Callable[[NDArray[Any]], bool] | None = None,
 ) -> Baseline:
     """Time PyTorch's convolution with cuDNN's fastest algorithm; only the dtype tf32 uses TF32.
+
+    With `is_right`, it is the fastest algorithm whose result this function accepts: some are less exact than others.
 
     cuDNN selects an algorithm per thread by trials of single launches, and sometimes selects one that takes twice as
     long as another. All `list_calls` of the workload (both layouts, epilogue fused or not) are timed with the algorithm
@@ -99,7 +102,13 @@ def time_cudnn(
                 is_busy = time.monotonic() - CudnnPick.get_last_use(gpu) <= MAX_IDLE_SECONDS
                 stream = torch.cuda.current_stream(gpu.index).cuda_stream
                 warm_up_gpu(torch, gpu, stream, None if is_busy else IDLE_WARM_UP_SECONDS)
-                fastest = pick_fastest(w, tensors, gpu, cold=cold, picking_seconds=picking_seconds, prepared=prepared)
+                fastest = pick_fastest(
+                    *(w, tensors, gpu),
+                    cold=cold,
+                    picking_seconds=picking_seconds,
+                    prepared=prepared,
+                    is_right=is_right,
+                )
                 brief = Timing((fastest.seconds,), "CUDA graph, as picks are compared", cold)
                 timing = fastest.time(seconds) if seconds else brief
         prepared = {key: pick for key, pick in prepared.items() if pick is not fastest}
@@ -151,11 +160,15 @@ def pick_fastest(
     cold: bool,
     picking_seconds: float = MAX_PICKING_SECONDS,
     prepared: PreparedPicks | None = None,
+    is_right: Callable[[NDArray[Any]], bool] | None = None,
 ) -> CudnnPickThread:
     """Return the fastest of cuDNN's picks for all calls, with repeated picks of calls near the fastest.
 
-    `prepared` has picks of `prepare_picks`, which are timed first. Unsupported calls are skipped. If no call is
-    supported, the DeviceError of the first one is raised.
+    `prepared` has picks of `prepare_picks`, which are timed first. Unsupported calls are skipped, and with `is_right`,
+    picks whose results this function does not accept. It is called for picks that are faster than the fastest so far.
+
+    Raises:
+        DeviceError: No call is supported, with the reason of the first one, or no result is accepted.
     """
     errors: list[DeviceError] = []
     fastest: CudnnPickThread | None = None
@@ -163,14 +176,22 @@ def pick_fastest(
     calls_by_number = dict(enumerate(_list_calls(w)))
 
     def consider(number: int, candidate: CudnnPickThread) -> None:
-        """Close the slower one of a pick and the fastest so far."""
+        """Close the slower one of a pick and the fastest so far, or the pick if its result is wrong."""
         nonlocal fastest
         best_seconds[number] = min(candidate.seconds, best_seconds.get(number, candidate.seconds))
         slower: CudnnPickThread | None = candidate
-        if fastest is None or candidate.seconds < fastest.seconds:
+        if (fastest is None or candidate.seconds < fastest.seconds) and has_right_result(candidate):
             fastest, slower = candidate, fastest
         if slower is not None:
             slower.close()
+
+    def has_right_result(candidate: CudnnPickThread) -> bool:
+        """Return whether the result of a pick is accepted, as is that of a call that is not verified."""
+        output = candidate.compute_output() if is_right else None
+        if is_right is None or output is None or is_right(output):
+            return True
+        errors.insert(0, DeviceError(f"wrong results of {candidate.pick.description}"))
+        return False
 
     def try_pick(number: int, num_algorithms: int | None) -> None:
         """Let cuDNN pick once for a call."""
@@ -181,6 +202,12 @@ def pick_fastest(
             errors.append(error)
         else:
             consider(number, candidate)
+
+    def require_fastest() -> CudnnPickThread:
+        """Return the fastest pick, or raise the first error."""
+        if fastest is None:
+            raise errors[0]
+        return fastest
 
     for (number, _), pick in (prepared or {}).items():
         try:
@@ -198,16 +225,15 @@ def pick_fastest(
     started_at, num_unimproved = time.monotonic(), 0  # the first picks, which load libraries, do not count
     first = 0 if prepared else 1  # the number of algorithms of the first round
     algorithm_counts = itertools.cycle([*NUM_ALGORITHMS[first:], *NUM_ALGORITHMS[:first]])
-    while fastest is not None and num_unimproved < MAX_UNIMPROVED_ROUNDS:
-        previous_seconds, num_algorithms = fastest.seconds, next(algorithm_counts)
+    while best_seconds and num_unimproved < MAX_UNIMPROVED_ROUNDS:
+        previous_seconds, num_algorithms = fastest.seconds if fastest else math.inf, next(algorithm_counts)
         for number in [number for number, best in best_seconds.items() if best <= NEAR_RATIO * previous_seconds]:
             if time.monotonic() - started_at >= picking_seconds:
-                return fastest
+                return require_fastest()
             try_pick(number, num_algorithms)
-        num_unimproved = 0 if fastest.seconds < (1 - MIN_IMPROVEMENT) * previous_seconds else num_unimproved + 1
-    if fastest is None:
-        raise errors[0]
-    return fastest
+        is_faster = fastest is not None and fastest.seconds < (1 - MIN_IMPROVEMENT) * previous_seconds
+        num_unimproved = 0 if is_faster else num_unimproved + 1
+    return require_fastest()
 
 
 def load_library(device: Device) -> None:

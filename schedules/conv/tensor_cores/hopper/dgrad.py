@@ -11,6 +11,7 @@ The gradients of other strides are several such convolutions, which `strided_dgr
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 from typing import Any
 
@@ -19,9 +20,10 @@ from tvm.s_tir import Schedule
 from tvmconv.registry import schedule
 from tvmconv.space import Columns, Knobs
 from tvmconv.space.search_space import ResourceUsage
+from tvmconv.workloads import Conv
 from tvmconv.workloads.conv_gradient import InputGradient
 from tvmconv.workloads.dtypes import get_itemsize
-from tvmconv.workloads.layout import CHANNELS_FIRST
+from tvmconv.workloads.layout import CHANNELS_FIRST, CHANNELS_LAST
 
 from ....primitives import keep_allocated_sizes
 from ....tir_builder import Buffer
@@ -34,7 +36,15 @@ from ..implicit_gemm_shape import ACCUMULATOR_BYTES, VECTOR_BYTES, ImplicitGemmS
 from . import strided_dgrad
 from .constraints import prune_narrow_boxes, require_whole_slices
 from .kernel import emit_kernel
-from .knobs import compute_usage, declare_knobs, list_starting_configs, require_channels_first_output
+from .knobs import (
+    add_output_configs,
+    can_keep_filters,
+    compute_usage,
+    declare_knobs,
+    declare_output_knobs,
+    list_starting_configs,
+    require_channels_first_output,
+)
 from .latency import select_default_config
 from .plan import ChannelsFirstAccess
 from .tile_config import HopperTileConfig
@@ -67,14 +77,25 @@ def is_gradient_promising(w: InputGradient) -> bool:
     return is_promising(conv) and not has_narrow_rows(w.forward)
 
 
+def can_keep_gradient_filters(w: InputGradient, conv: Conv) -> bool:
+    """Return whether some CTAs may keep filters; see `can_keep_filters`.
+
+    Args:
+        w: The gradient or transposed convolution.
+        conv: Its convolution of dY, channels last.
+    """
+    return w.layout == CHANNELS_LAST and can_keep_filters(conv, conv)
+
+
 def list_gradient_starting_configs(w: InputGradient) -> list[dict[str, Any]]:
     """Return the configs with which a search starts; see `list_starting_configs`."""
-    w = view_channels_last(w)
-    conv = w.direct_convolution
+    viewed = view_channels_last(w)
+    conv = viewed.direct_convolution
     if conv is None:
-        return strided_dgrad.list_strided_starting_configs(w)
-    default = select_default_config(conv, b_is_mn_major=True)
-    return list_starting_configs(conv, default, rules=[require_whole_slices(conv.storage)])
+        return strided_dgrad.list_strided_starting_configs(viewed)
+    default, rules = select_default_config(conv, b_is_mn_major=True), [require_whole_slices(conv.storage)]
+    configs = list_starting_configs(conv, default, rules=rules, keeps_filters=can_keep_gradient_filters(w, conv))
+    return add_output_configs(conv, configs) if w.layout == CHANNELS_LAST else configs
 
 
 @schedule(
@@ -98,7 +119,8 @@ def hopper(s: Schedule, w: InputGradient, k: Knobs) -> Schedule:
         config = strided_dgrad.declare_strided_knobs(viewed, k)
         emit = functools.partial(strided_dgrad.emit_strided_dgrad, viewed, config)
     else:
-        config = declare_knobs(conv, k, b_is_mn_major=True)
+        keeps_filters = can_keep_gradient_filters(w, conv)
+        config = declare_knobs(conv, k, b_is_mn_major=True, keeps_filters=keeps_filters)
         description, predicate = require_whole_slices(conv.storage)
         k.require(description, lambda c: predicate(HopperTileConfig.of_workload(c, conv)))
         if get_itemsize(w.storage) < ACCUMULATOR_BYTES:
@@ -107,6 +129,8 @@ def hopper(s: Schedule, w: InputGradient, k: Knobs) -> Schedule:
         stores_pixels = w.layout == CHANNELS_FIRST
         if stores_pixels:
             require_channels_first_output(conv, k)
+        else:
+            config = dataclasses.replace(config, **declare_output_knobs(conv, k))
         access = ChannelsFirstAccess(output=ChannelsFirstOutput.from_workload(conv) if stores_pixels else None)
         emit = functools.partial(emit_kernel, conv, config, access=access, make_problem=make_dgrad)
 

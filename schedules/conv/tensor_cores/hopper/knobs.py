@@ -291,8 +291,10 @@ def list_starting_configs(
 
     def list_tiles(max_tiles: int, **fixed: Any) -> list[tuple[HopperTileConfig, float]]:
         fixed |= describe_lines(w)
-        is_gradient = default is not None
-        return list_best(options, rules, lambda t: estimate(t, w), max_tiles, prefers_wide_boxes=is_gradient, **fixed)
+        loads_filters_often = default is not None and fixed.get("filters") != RESIDENT  # in boxes of a gradient
+        return list_best(
+            options, rules, lambda t: estimate(t, w), max_tiles, prefers_wide_boxes=loads_filters_often, **fixed
+        )
 
     if not can_compute_several_tiles(w):
         ranked = list_tiles(STARTING_TILES) if default or has_eight_bits(w) else []

@@ -45,6 +45,7 @@ from .tile_config import (
 
 PART_PIXELS = 128  # parts are whole K tiles of any size
 PARTS_CHOICES = (1, 2, 3, 4, 5, 6, 7, 8, 10, 11, 12, 14, 16, 20, 22, 24, 28, 32, 40, 44, 48, 66, 88, 132)
+CLUSTER_CHOICES, MAX_CLUSTER_SIZE = (1, 2, 4, 8), 8  # CTAs along an axis, and in all, of a cluster
 COLUMN_UNITS = (64, 32, 16)  # channels per box
 MAX_PADDING = 1 / 8  # of columns, for wider boxes
 MAX_PADDING_OF_NARROW_BOXES = 1 / 3  # of columns, for boxes of 64 bytes instead of 32, which TMA copies slowly
@@ -136,7 +137,7 @@ def has_kernel_schedules(w: WeightGradient) -> bool:
 
 def list_options(w: WeightGradient) -> dict[str, Sequence[Any]]:
     """Return the options of all knobs but the parts."""
-    options = KNOB_OPTIONS | {"k_slices": K_SLICES_CHOICES}
+    options = KNOB_OPTIONS | {"k_slices": K_SLICES_CHOICES, "cluster_m": CLUSTER_CHOICES, "cluster_n": CLUSTER_CHOICES}
     if not has_kernel_schedules(w):
         return options
     return options | {
@@ -155,8 +156,8 @@ def constraints(w: WeightGradient, num_parts: int) -> list[Rule]:
         *isa_constraints(product),
         *resource_constraints(product),
         require_whole_slices(product.storage, a_is_mn_major=True),
+        (f"a cluster has at most {MAX_CLUSTER_SIZE} CTAs", lambda t: t.cluster_size <= MAX_CLUSTER_SIZE),
         ("boxes are at least a narrow swizzle wide", lambda t: np.gcd(t.block_n, box) >= COLUMN_UNITS[-1]),
-        ("CTAs of a cluster split the reduction if it has one part", lambda t: (t.split_k == 1) | (num_parts == 1)),
     ]
 
 
