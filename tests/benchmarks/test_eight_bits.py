@@ -30,6 +30,16 @@ def test_table_compares_8_bits_with_libraries():
     assert table.rows[2][-3:] == ("3.00", "2.00", "—")
 
 
+def test_limit_is_that_of_bytes_or_of_the_fastest_products():
+    large = LAYER.replace("8x8", "16x16")  # four times the operations
+    seconds = [{"i8": 2e-6, CUDNN: 4e-6, "copy": copy} for copy in (1e-6, 1e-6)]
+    times = [EightBitTimes(text, own) for text, own in zip((LAYER, large), seconds, strict=True)]
+    table = make_table(times, ["i8"])
+    assert (table.headers[-1], table.headers[5]) == ("limit × cuDNN f16", "limit [µs]")
+    assert [row[5] for row in table.rows[:2]] == ["1.00", "2.00"]
+    assert [row[-1] for row in table.rows] == ["4.00", "2.00", "2.83"]
+
+
 def test_each_batch_size_has_a_mean():
     times = [EightBitTimes(LAYER, {"f16": 2e-6, "i8": 1e-6})]
     times.append(EightBitTimes(LAYER.replace(":1x", ":8x"), {"f16": 3e-6, "i8": 1e-6}))
@@ -123,11 +133,12 @@ def test_kernels_and_libraries_are_timed_in_turns(monkeypatch):
     monkeypatch.setattr(eight_bits, "pick_library_calls", lambda *arguments: {"nhwc": make_clock(4e-6)})
     monkeypatch.setattr(eight_bits, "pick_product", lambda *arguments: make_clock(3e-6))
     monkeypatch.setattr(eight_bits, "exceeds_cache", lambda *arguments: False)
+    monkeypatch.setattr(eight_bits, "time_bytes", lambda *arguments, cold: 5e-7)
     candidates = {"f16": [(make_clock(2e-6), "a")], "i8": [(make_clock(1e-6), "b"), (make_clock(5e-6), "c")]}
     arguments = EightBitTimes(LAYER), candidates, ["i8"], None, ""
     with ExitStack() as stack:
         times = eight_bits.measure_layer(*arguments, stack, {"f16": (), "i8": ()})
-    assert times.seconds == {CUDNN: 4e-6, "cuBLAS i8": 3e-6, "f16": 2e-6, "i8": 1e-6}
+    assert times.seconds == {"copy": 5e-7, CUDNN: 4e-6, "cuBLAS i8": 3e-6, "f16": 2e-6, "i8": 1e-6}
     assert times.kernels == {"f16": "a", "i8": "b"}
     assert turns[:4] == turns[4:8] == [2e-6, 1e-6, 4e-6, 3e-6]
     assert eight_bits.time_together([lambda seconds: 1e-6, make_clock(2e-6)]) == [1e-6, 2e-6]

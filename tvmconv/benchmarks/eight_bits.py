@@ -8,9 +8,9 @@ Arguments are convolutions, or files with one per line; their dtype, layout and 
 in float16 and in each 8-bit dtype for the same time, all channels last and with results in float16; 8-bit kernels also
 scale each output channel. With --quantized-results, they store results of 8 bits, as in a network whose next layer has
 operands of 8 bits, and so does cuBLAS's product of 8-bit floats; float16 kernels, cuDNN's and those of PyTorch's
-`_int_mm` stay as they are. The log is DIR/eight-bits.jsonl, so that
-the same command continues. The fastest kernels, cuDNN's fastest algorithms in float16 and, for filters of one tap,
-cuBLAS's 8-bit products are then timed in turn. After each layer, its line is printed, and DIR/eight-bits.md and
+`_int_mm` stay as they are. The log is DIR/eight-bits.jsonl, so that the same command continues. The fastest kernels,
+cuDNN's fastest algorithms in float16 and, for filters of one tap, cuBLAS's 8-bit products are then timed in turn, after
+a copy of as many bytes as 8-bit kernels move. After each layer, its line is printed, and DIR/eight-bits.md and
 eight-bits.json have all layers so far.
 
 With --archive or --configs there is no search: kernels come from archives of `bench prebuild build`, and from lists of
@@ -33,6 +33,7 @@ from typing import Any
 from tvmconv.benchmarks.build_ahead import AheadBuilder
 from tvmconv.benchmarks.common import add_device, add_output, find_device, write_report
 from tvmconv.benchmarks.eight_bit_libraries import CUDNN, Arrays, TurnClock, pick_library_calls, pick_product
+from tvmconv.benchmarks.eight_bit_limits import COPY, LIMIT, add_limit, find_fastest_rate, time_bytes
 from tvmconv.benchmarks.layouts import ROUND_SECONDS, Clock, list_layers, search_layout
 from tvmconv.benchmarks.prebuild import (
     ArchivedKernel,
@@ -347,6 +348,8 @@ def measure_layer(
         variant = make_variant(half, text, quantized=times.quantized)
         if clock := pick_product(variant, device, cold, stack, inputs[text]):
             clocks[f"cuBLAS {text}", ""] = clock
+    with suppress(Error):
+        times.seconds[COPY] = time_bytes(variant, inputs[text], device, cold=cold)
     on_progress("timing")
     for text, pairs in candidates.items():
         if len(pairs) > 1:
@@ -388,12 +391,16 @@ def list_notes(measured: Sequence[EightBitTimes]) -> list[str]:
 def make_table(measured: Sequence[EightBitTimes], names: Sequence[str], *, has_mean: bool = True) -> Table:
     """Return the table with one line per convolution, and the geometric means of the ratios, of each batch size.
 
-    A ratio says how many times as fast the 8-bit kernel is.
+    A ratio says how many times as fast the 8-bit kernel is. If copies were timed, the last columns have the limit.
     """
     libraries = [f"cuBLAS {text}" for text in names]
     times_of = [FLOAT16, *names, CUDNN, *libraries]
     compared = [(text, other) for text, own in zip(names, libraries, strict=True) for other in (CUDNN, FLOAT16, own)]
+    if any(COPY in times.seconds for times in measured):
+        times_of, compared = [*times_of, LIMIT], [*compared, (LIMIT, CUDNN)]
     headings = ["workload", *(f"{name} [µs]" for name in times_of), *(f"{text} × {other}" for text, other in compared)]
+    fastest_rate = find_fastest_rate([(times.workload, times.seconds) for times in measured], names)
+    measured = [replace(t, seconds=add_limit(t.workload, t.seconds, fastest_rate)) for t in measured]
     rows = []
     for times in measured:
         ratios = [_find_ratio(times.seconds, other, text) for text, other in compared]
