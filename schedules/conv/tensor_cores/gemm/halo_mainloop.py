@@ -83,7 +83,7 @@ class HaloMainloop:
         self,
         accumulators: Buffer,
         k_range: KRange,
-        pipelines: tuple[AsyncPipeline, TmaPipeline],
+        pipelines: tuple[TmaPipeline, TmaPipeline],
         states: tuple[PipelineState, PipelineState],
         thread: ThreadPosition,
         warpgroup: Expr,

@@ -1,12 +1,14 @@
-"""Epilogue of a strided dgrad: subtiles pass through shared memory, and warps store them in vectors of channels.
+"""Epilogue of products whose rows are not contiguous: subtiles pass through shared memory to vectors of channels.
 
-The pixels of a residue class are not contiguous in dX, so no box of TMA has them. A warp reads the 16 rows that it has
+The pixels of a residue class of a strided dgrad are not contiguous in dX, nor are those of halo rows in Y, so no box of
+TMA has them. A warp reads the 16 rows that it has
 written itself, so that only its own threads synchronize, and stores neighbouring vectors of a pixel together.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from typing import Protocol
 
 from tvm.script import tirx as T  # noqa: N812  (TVM's own name for it)
 
@@ -34,12 +36,30 @@ from .channel_arguments import ChannelArguments
 from .epilogue_ops import EpilogueOps
 from .epilogue_tile import EpilogueTile
 from .pipelines import PipelineState, TmaPipeline
-from .residue_classes import ResidueClasses
 from .smem_layout import CHUNK_BYTES
 from .tile_scheduler import WorkTile
 from .tma_epilogue import TmaEpilogue
 
 WARP_ROWS = 16  # rows of a subtile that a warp has accumulators of
+
+
+class PixelClasses(Protocol):
+    """The pixels of the output that the rows of one or several products belong to."""
+
+    @property
+    def rows(self) -> int:
+        """Rows of a product, at least as many as pixels."""
+
+    @property
+    def count(self) -> int:
+        """Number of products, each of a class of pixels."""
+
+    @property
+    def have_taps(self) -> bool:
+        """Whether all classes have products."""
+
+    def locate_pixel(self, residue: Expr, row: Expr) -> tuple[Expr, Expr]:
+        """Return the pixel of a row, counted over all images, and whether there is one."""
 
 
 class ResidueEpilogue(TmaEpilogue):
@@ -51,7 +71,7 @@ class ResidueEpilogue(TmaEpilogue):
         channels: Per-channel arguments.
         pipeline: Stages of all warpgroups, whose barriers are not used.
         arguments: Argument buffers by name.
-        residues: The residue classes.
+        residues: The residue classes, or other pixels of rows.
         shape: The product of a class.
         is_exact: Whether work tiles have no columns beyond a group.
     """
@@ -63,7 +83,7 @@ class ResidueEpilogue(TmaEpilogue):
         channels: ChannelArguments,
         pipeline: TmaPipeline,
         arguments: Mapping[str, Buffer],
-        residues: ResidueClasses,
+        residues: PixelClasses,
         shape: ImplicitGemmShape,
         is_exact: bool,
     ) -> None:
