@@ -4,6 +4,7 @@ import json
 import os
 import sys
 import time
+from concurrent.futures.process import BrokenProcessPool
 from types import SimpleNamespace
 
 import pytest
@@ -12,6 +13,7 @@ from tvmconv.baselines import metaschedule_sampling
 from tvmconv.baselines.metaschedule import MetaScheduleResult, check_device, read_search, run_bounded
 from tvmconv.baselines.metaschedule_model import count_trials
 from tvmconv.baselines.metaschedule_sampling import read_candidates
+from tvmconv.compiler import metaschedule_builder
 from tvmconv.errors import DeviceError, Error
 from tvmconv.workloads import parse
 
@@ -168,3 +170,34 @@ def test_a_task_for_which_rules_fail_has_no_candidates(capsys):
     found = [(each.number, each.task) for each in metaschedule_sampling._sample([4, 5, 6], contexts, 2)]
     assert found == [(0, 4), (0, 6), (1, 4), (1, 6)]
     assert "task 5: " in capsys.readouterr().err
+
+
+class FakePool:
+    """A pool whose processes end if one of its jobs is the text "ends"; the job "hangs" takes too long."""
+
+    def __init__(self, *_, **options):
+        self.jobs, self._processes = [], {}
+
+    def submit(self, function, job, target):
+        self.jobs.append(job)
+        return SimpleNamespace(result=lambda seconds: self.compute(job))
+
+    def compute(self, job):
+        if "ends" in self.jobs:
+            raise BrokenProcessPool("ended")
+        if job == "hangs":
+            raise TimeoutError
+        return job
+
+    def shutdown(self, **options):
+        self.jobs = []
+
+
+def test_a_build_that_fails_costs_no_other_candidate(monkeypatch):
+    monkeypatch.setattr(metaschedule_builder, "ProcessPoolExecutor", FakePool)
+    builder = metaschedule_builder.PersistentBuilder(2)
+    jobs = ["a", "hangs", "b", "ends", "c"]
+    results = builder._inst.build([SimpleNamespace(mod=job, target=None) for job in jobs])
+    assert [result.artifact_path for result in results] == ["a", None, "b", None, "c"]
+    assert "more than" in str(results[1].error_msg)
+    assert "ended" in str(results[3].error_msg)

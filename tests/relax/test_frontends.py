@@ -213,3 +213,13 @@ def test_normalizations_in_bfloat16_equal_pytorch(layout):
     mod = tvmconv.relax.from_exported_program(torch.export.export(model, (x,)))
     optimized = tvmconv.relax.optimize_with_report(mod, CPU, layout=layout)
     assert differ(optimized.compile(), model, x) < 2e-2
+
+
+@pytest.mark.parametrize("is_half", [False, True])
+def test_circular_padding_is_a_concatenation(is_half):
+    layers = nn.Conv2d(3, 8, 3, padding=(2, 0), padding_mode="circular"), nn.ReLU(), nn.Conv2d(8, 4, 1)
+    model, x = nn.Sequential(*layers).eval(), torch.randn(1, 3, 6, 5)
+    mod = tvmconv.relax.from_exported_program(torch.export.export(model, (x,)))
+    optimized = tvmconv.relax.optimize_with_report(tvmconv.relax.to_float16(mod) if is_half else mod, CPU)
+    assert optimized.report.num_replaced == 2
+    assert differ(optimized.compile(), model, x) < (5e-3 if is_half else 1e-5)

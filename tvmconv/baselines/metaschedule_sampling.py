@@ -13,9 +13,9 @@ import json
 import os
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -31,7 +31,8 @@ from tvmconv.workloads.dtypes import get_numpy_dtype
 if TYPE_CHECKING:
     from tvm.s_tir.meta_schedule import TuneContext
 
-CANDIDATES_PER_ROUND = 4  # of a task
+CANDIDATES_PER_ROUND = 2  # of a task
+CANDIDATES_PER_PROCESS = 2  # that are built at a time, so that a process has work while another one is busy
 MIN_REPEAT_MILLISECONDS = 5  # of a timing; 100 by default, with which timing takes most of a short search
 MAX_TRIALS, MAX_ROUNDS = 100_000, 10_000  # the time limit ends the sampling
 MAX_ERROR_CHARACTERS = 300
@@ -71,36 +72,49 @@ def build_candidates(argv: Sequence[str]) -> None:
     database = JSONDatabase(work_dir=str(own))
     with own.joinpath(CANDIDATES_FILE).open("w", buffering=1) as file, ThreadPoolExecutor(1) as pool:
 
-        def write_built(built: _Round) -> None:
-            workload = database.commit_workload(built.context.mod)
-            for candidate, result in zip(built.candidates, built.building.result(), strict=True):
-                record = TuningRecord(candidate.sch.trace, workload, [FAILED], target, candidate.args_info)
-                database.commit_tuning_record(record)
-                path = result.artifact_path and os.path.relpath(str(result.artifact_path), folder)
-                error = result.error_msg and str(result.error_msg)[-MAX_ERROR_CHARACTERS:]
-                content = {"round": built.number, "task": built.task, "file": path, "error": error}
-                file.write(json.dumps(content) + "\n")
+        def write_built(batch: Sequence[_Round], building: Future[list[Any]]) -> None:
+            results = iter(building.result())
+            for sampled in batch:
+                workload = database.commit_workload(sampled.context.mod)
+                for candidate, result in zip(sampled.candidates, results, strict=False):
+                    record = TuningRecord(candidate.sch.trace, workload, [FAILED], target, candidate.args_info)
+                    database.commit_tuning_record(record)
+                    path = result.artifact_path and os.path.relpath(str(result.artifact_path), folder)
+                    error = result.error_msg and str(result.error_msg)[-MAX_ERROR_CHARACTERS:]
+                    content = {"round": sampled.number, "task": sampled.task, "file": path, "error": error}
+                    file.write(json.dumps(content) + "\n")
 
-        previous = None
-        for sampled in _sample(indices, contexts, num_rounds):
-            inputs = [BuilderInput(candidate.sch.mod, target) for candidate in sampled.candidates]
-            built = replace(sampled, building=pool.submit(builder.build, inputs))
-            if previous:  # its candidates were built while those of this task were sampled
-                write_built(previous)
-            previous = built
+        previous: tuple[list[_Round], Future[list[Any]]] | None = None
+        for batch in _group(_sample(indices, contexts, num_rounds), num_processors * CANDIDATES_PER_PROCESS):
+            inputs = [BuilderInput(candidate.sch.mod, target) for each in batch for candidate in each.candidates]
+            building = pool.submit(builder.build, inputs)
+            if previous:  # its candidates were built while those of this batch were sampled
+                write_built(*previous)
+            previous = batch, building
         if previous:
-            write_built(previous)
+            write_built(*previous)
 
 
 @dataclass(frozen=True)
 class _Round:
-    """Candidates of a task, and how they are built."""
+    """Candidates of a task."""
 
     number: int  # of the round
     task: int
     context: TuneContext
     candidates: Sequence[Any]
-    building: Future[list[Any]] = field(default_factory=Future)
+
+
+def _group(rounds: Iterable[_Round], min_candidates: int) -> Iterator[list[_Round]]:
+    """Yield the rounds of several tasks together, which have enough candidates for all processes that build them."""
+    group: list[_Round] = []
+    for each in rounds:
+        group.append(each)
+        if sum(len(grouped.candidates) for grouped in group) >= min_candidates:
+            yield group
+            group = []
+    if group:
+        yield group
 
 
 def _sample(indices: Sequence[int], contexts: Sequence[TuneContext], num_rounds: int) -> Iterator[_Round]:

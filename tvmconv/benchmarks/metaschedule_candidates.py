@@ -4,7 +4,7 @@
     tvmconv bench relax-models mobilenet_v2 --dtype f16 --method metaschedule --metaschedule-folder candidates
 
 The second command times the candidates on a GPU of the architecture, and compiles and times the network. Each round has
-four candidates of each task.
+two candidates of each task.
 """
 
 from __future__ import annotations

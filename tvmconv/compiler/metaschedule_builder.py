@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import multiprocessing
 import tempfile
-from concurrent.futures import CancelledError, Future, ProcessPoolExecutor
+from concurrent.futures import ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
 from pathlib import Path
 from typing import Any
@@ -48,24 +48,31 @@ class PersistentBuilder(PyBuilder):
         return ProcessPoolExecutor(self.num_processes, mp_context=context, initializer=import_tensor_intrinsics)
 
     def build(self, build_inputs: list[BuilderInput]) -> list[BuilderResult]:
-        """Build candidates, and return the files of their modules or the reasons why there are none."""
-        futures = [self.pool.submit(build_candidate, each.mod, each.target) for each in build_inputs]
-        results = [self.wait_for_result(future) for future in futures]
-        self.seconds = TIMEOUT_SECONDS
-        return results
+        """Build candidates, and return the files of their modules or the reasons why there are none.
 
-    def wait_for_result(self, future: Future[str]) -> BuilderResult:
-        """Return the result of a build; new processes take the place of those that hang."""
-        try:
-            return BuilderResult(future.result(self.seconds), None)
-        except TimeoutError:
-            self.end_processes()
-            return BuilderResult(None, f"the build took more than {self.seconds:g} s")
-        except (BrokenProcessPool, CancelledError) as error:
-            self.end_processes()
-            return BuilderResult(None, describe_error(error))
-        except Exception as error:  # TVM and NVRTC raise many types
-            return BuilderResult(None, describe_error(error))
+        New processes take the place of those of a build that hangs, and build the other candidates. So they do where a
+        build has ended its process, one at a time, because any of them may have been the reason.
+        """
+        results: list[BuilderResult] = []
+        batch_size = len(build_inputs)
+        while remaining := build_inputs[len(results) :][:batch_size]:
+            for future in [self.pool.submit(build_candidate, each.mod, each.target) for each in remaining]:
+                try:
+                    results.append(BuilderResult(future.result(self.seconds), None))
+                except TimeoutError:
+                    results.append(BuilderResult(None, f"the build took more than {self.seconds:g} s"))
+                    self.end_processes()
+                    break
+                except BrokenProcessPool as error:
+                    if batch_size == 1:
+                        results.append(BuilderResult(None, describe_error(error)))
+                    batch_size = 1
+                    self.end_processes()
+                    break
+                except Exception as error:  # TVM and NVRTC raise many types
+                    results.append(BuilderResult(None, describe_error(error)))
+                self.seconds = TIMEOUT_SECONDS
+        return results
 
     def end_processes(self) -> None:
         """End the processes with what they build, and prepare new ones."""

@@ -1,7 +1,7 @@
 """What TVM's importers write in a roundabout way, in the form in which epilogues are found.
 
 The importer of ONNX computes limits and biases from constants, and makes a function of TIR for each limit of a Clip.
-Models of TensorFlow pad with zeros before convolutions.
+Models of TensorFlow pad with zeros before convolutions. Circular paddings of PyTorch replace slices of a tensor.
 TVM's `FoldConstant` would compile a program for every such constant; NumPy computes the common ones at once.
 """
 
@@ -21,7 +21,7 @@ from tvm.ir.expr import TensorLoad
 from tvmconv.relax.graph import CONV_OPS, list_sizes
 from tvmconv.workloads.dtypes import get_numpy_dtype
 
-PAD_OP = "relax.nn.pad"
+PAD_OP, SCATTER_OP = "relax.nn.pad", "relax.slice_scatter"
 MAKERS: dict[type, Callable[..., relax.Expr]] = {tirx.Max: relax.op.maximum, tirx.Min: relax.op.minimum}
 
 
@@ -55,6 +55,8 @@ class _Simplifier(relax.PyExprMutator):
             return call if limit is None else limit
         if name in CONV_OPS:
             return self._add_padding(call)
+        if name == SCATTER_OP:
+            return self._join_slices(call)
         compute = NUMPY_OPS.get(name)
         if compute is None or list_sizes(call) is None:
             return call
@@ -87,6 +89,26 @@ class _Simplifier(relax.PyExprMutator):
             *(attrs.strides, padding, attrs.dilation, int(attrs.groups)),
             *map(str, (attrs.data_layout, attrs.kernel_layout, attrs.out_layout, call.ty.dtype)),
         )
+
+    def _join_slices(self, call: Call) -> relax.Expr:
+        """Return a tensor in which consecutive elements of an axis are replaced as a concatenation, which can have any
+        layout and dtype. PyTorch pads circularly by such replacements.
+        """
+        x, source, *numbers = call.args
+        sizes, axis = list_sizes(x), int(call.attrs.axis)
+        if sizes is None or not all(isinstance(number, tirx.IntImm) for number in numbers):
+            return call
+        start, stop, step = slice(*map(int, numbers)).indices(sizes[axis])
+        if step != 1 or list_sizes(source) != (*sizes[:axis], stop - start, *sizes[axis + 1 :]):
+            return call
+        parts = [
+            relax.op.strided_slice(x, [axis], [first], [last])
+            for first, last in ((0, start), (stop, sizes[axis]))
+            if first < last
+        ]
+        tensors = [self.builder_.emit(part) for part in parts]
+        tensors.insert(int(start > 0), source)
+        return relax.op.concat(tensors, axis) if parts else source
 
     def _make_limit(self, call: Call) -> relax.Expr | None:
         """Return the maximum or minimum of a tensor and a number that a function of TIR computes; None for another."""
