@@ -14,7 +14,12 @@ from tvm import relax
 
 import tvmconv
 import tvmconv.relax
+from tvmconv.cost_model.recommend import recommend_configs
+from tvmconv.devices import find_device
 from tvmconv.errors import DeviceError, ModelError, TuningError
+from tvmconv.logs.candidates import Candidate
+from tvmconv.registry import find_schedule
+from tvmconv.relax import kernels
 from tvmconv.relax.kernels import KernelFinder, resolve_target
 
 X = torch.randn(2, 4, 10, 14, generator=torch.Generator().manual_seed(0))
@@ -307,3 +312,13 @@ def test_a_kernel_found_before_a_search_is_found_again_after_it(tmp_path):
     before = finder.find(w).config_source
     finder.search({w: 1}, seconds=15)
     assert finder.find(w).config_source != before
+
+
+@pytest.mark.parametrize(("slowdown", "source"), [(6.0, "predicted"), (1.1, "tuned")])
+def test_prediction_precedes_the_slow_config_of_a_short_search(slowdown, source):
+    workload = tvmconv.parse("conv2d:1x64x8x8,64x64x1x1,f16,nhwc")
+    prediction = recommend_configs(workload, find_device("sm_90"))[0]
+    measured = Candidate(find_schedule(workload, "mma_sync"), {}, "tuned", prediction.seconds * slowdown)
+    candidates = list(kernels.prefer_if_clearly_faster(prediction, workload, iter([measured])))
+    assert candidates[0].config_source == source
+    assert candidates[-1] is measured

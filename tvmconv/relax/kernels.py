@@ -6,8 +6,9 @@ import functools
 import math
 import os
 import re
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import islice, takewhile
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -19,13 +20,14 @@ from tvmconv.deadline import Deadline
 from tvmconv.devices import Device
 from tvmconv.errors import CompileError, DeviceError, Error, ScheduleError
 from tvmconv.kernel import Kernel, build_for_device
-from tvmconv.logs.candidates import Candidate, iterate_candidates
+from tvmconv.logs.candidates import PREDICTED, Candidate, iterate_candidates
 from tvmconv.logs.packaged import packaged_logs
 from tvmconv.logs.ranking import DeviceMatch, RecordIndex, list_log_files
 from tvmconv.measure import kernel_cache
 from tvmconv.measure.builder import BuilderInput, build_all
 from tvmconv.measure.predictions import recommend_for_all
 from tvmconv.measure.workers.pool import keep_workers_alive
+from tvmconv.registry import find_schedule
 from tvmconv.relax.launcher import check_executable
 from tvmconv.relax.packing import PackedExecutable, pack_weight, remove_prepack_kernels
 from tvmconv.search.options import TuneOptions
@@ -42,6 +44,8 @@ DEFAULT_LOG = "tuning.jsonl"
 DECLARATION = "plain loops"  # name of what runs on a CPU, where no schedule of tvmconv applies
 OPAQUE_PATTERN = 8  # OpPatternKind::kOpaque, with which FuseOps leaves a function alone
 DEFAULT_ARCH = "sm_50"  # TVM's where a target names none and there is no GPU
+MIN_TRIALS = 8  # of a search whose fastest config comes before predictions, even if one seems to be clearly faster
+MIN_PREDICTED_SPEEDUP = 1.25  # with which a prediction is clearly faster than a measured config
 MAX_CANDIDATES = 8  # configs of a workload that may fail to build
 WORKLOAD_ATTRIBUTE = "tvmconv.workload"
 TVM_TARGET = re.compile(r"llvm\b|\{|\w+/")  # texts that TVM reads: a kind, JSON, or the name of a chip
@@ -142,6 +146,7 @@ class KernelFinder:
         self._needs_functions = needs_functions
         self._record_index: RecordIndex | None = None
         self._found: dict[str, FoundKernel | Error] = {}
+        self._searched: set[Workload] = set()
 
     def search(self, workloads: Mapping[Workload, int], seconds: float) -> None:
         """Search for kernels of the workloads that the log does not cover, and append the measurements to the log.
@@ -161,6 +166,7 @@ class KernelFinder:
                 except ScheduleError:  # no schedule computes it; `find` says so again
                     continue
         self._record_index = None
+        self._searched.update(remaining)
         self._found.clear()  # kernels from before the search
 
     def check_device(self) -> Device:
@@ -199,9 +205,15 @@ class KernelFinder:
     def _build_for_cuda(self, workloads: Sequence[Workload], device: Device) -> None:
         """Build the best candidate of each workload, and the next one where it fails."""
         logs = self.read_logs()
+        few_trials = {each for each in workloads if each in self._searched and _has_few_trials(logs, each, device)}
         unrecorded = [each for each in workloads if not any(logs.iterate_applicable_records(each, device))]
-        predictions = recommend_for_all(unrecorded, device)
-        candidates = {each.text: CandidateQueue(logs, each, device, predictions.get(each)) for each in workloads}
+        predictions = recommend_for_all([*unrecorded, *few_trials], device)
+        candidates = {
+            each.text: CandidateQueue(
+                logs, each, device, predictions.get(each), prefers_clear_prediction=each in few_trials
+            )
+            for each in workloads
+        }
         while batch := [(queue, queue.candidate) for queue in candidates.values() if queue.advance()]:
             executables = _build_executables([(queue.workload, candidate) for queue, candidate in batch], device)
             for (queue, candidate), executable in zip(batch, executables, strict=True):
@@ -246,6 +258,27 @@ def _is_measured(index: RecordIndex, workload: Workload, device: Device) -> bool
     return match is DeviceMatch.DEVICE
 
 
+def _has_few_trials(index: RecordIndex, workload: Workload, device: Device) -> bool:
+    matches = (match for match, _ in index.iterate_by_device_match(workload, device))
+    num_trials = sum(1 for _ in islice(takewhile(DeviceMatch.DEVICE.__eq__, matches), MIN_TRIALS))
+    return 0 < num_trials < MIN_TRIALS
+
+
+def prefer_if_clearly_faster(
+    prediction: Prediction, workload: Workload, candidates: Iterator[Candidate]
+) -> Iterator[Candidate]:
+    """Yield a predicted config before the measured ones if it is clearly faster, and the others in their order. A
+    search that has ended after a few trials may not have measured it.
+    """
+    first = next(candidates, None)
+    if first is not None and first.seconds is not None and prediction.seconds < first.seconds / MIN_PREDICTED_SPEEDUP:
+        schedule = find_schedule(workload, prediction.schedule)
+        yield Candidate(schedule, prediction.config, PREDICTED, prediction.seconds)
+    if first is not None:
+        yield first
+    yield from candidates
+
+
 def make_symbol(workload: Workload) -> str:
     """Return the name of a workload's function in a module.
 
@@ -271,10 +304,18 @@ class CandidateQueue:
     """The candidates of a workload, of which the next is tried when one fails."""
 
     def __init__(
-        self, logs: RecordIndex, workload: Workload, device: Device, predictions: Sequence[Prediction] | None = None
+        self,
+        logs: RecordIndex,
+        workload: Workload,
+        device: Device,
+        predictions: Sequence[Prediction] | None = None,
+        *,
+        prefers_clear_prediction: bool = False,
     ) -> None:
         self.workload, self._device = workload, device
         self._candidates = iterate_candidates(logs, workload, device, predictions)
+        if prefers_clear_prediction and predictions:
+            self._candidates = prefer_if_clearly_faster(predictions[0], workload, self._candidates)
         self._errors: list[Error] = []
         self._refused_schedules: set[str] = set()
         self._refusal: Error | None = None
