@@ -35,6 +35,7 @@ STYLES = {
     "depthwise_nhwc": SeriesStyle("#44aa99", "h"),
     "depthwise_tma": SeriesStyle("#44aa99", "^"),
     "depthwise_cluster": SeriesStyle("#44aa99", "v"),
+    "depthwise_planes": SeriesStyle("#44aa99", "<"),
     "grouped_nhwc": SeriesStyle("#999933", "*"),
     "depthwise_nchw": SeriesStyle("#44aa99", "H"),
     "grouped_nchw": SeriesStyle("#999933", "X"),
