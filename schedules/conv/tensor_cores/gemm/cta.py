@@ -68,3 +68,11 @@ def allocate_smem(nbytes: int, alignment: int = 1) -> Expr:
     if alignment > 1:
         address = (address + to_uint32(alignment - 1)) & T.uint32(2**32 - alignment)
     return Register("smem_base", "uint32", address).value
+
+
+def broadcast_to_warp(address: Expr) -> Expr:
+    """Return a shared-memory address in a register of which ptxas knows that all threads of a warp have the same value.
+
+    It computes the address once then, and not before each copy of TMA. All threads of a warp run this.
+    """
+    return Register("warp_smem_base", "uint32", T.tvm_warp_shuffle(T.uint32(0xFFFFFFFF), address, 0, 32, 32)).value

@@ -5,6 +5,7 @@ Source: CUTLASS, `include/cutlass/gemm/kernel/sm90_gemm_tma_warpspecialized_coop
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -61,14 +62,20 @@ class WarpRoles:
             yield
 
     def emit_producers(self, thread: ThreadPosition, loaders: Sequence[Callable[[], None]]) -> None:
-        """Emit what producers run: the loader of operands, then those of a residual, by one thread each."""
+        """Emit what producers run: the loader of operands, then those of a residual, by one elected thread each.
+
+        Where ptxas does not know that one thread of a warp is active, it wraps each copy of TMA in a loop over the
+        active threads, which takes more than a hundred cycles. It knows this of a thread that `elect.sync` selects.
+        """
         load_operands, *load_residuals = loaders
         first_residual_warp = self.producer_warp + self.operand_warps
-        is_loader = thread.is_first_of_warp(self.producer_warp)
+        operand_warp = thread.warp == self.producer_warp, functools.partial(_run_by_one_thread, load_operands)
         if self.operand_warps > 1:
             is_loader = T.And(thread.warp >= self.producer_warp, thread.warp < first_residual_warp)
-        branches = [(is_loader, load_operands)]
-        branches += [(thread.is_first_of_warp(first_residual_warp + i), load) for i, load in enumerate(load_residuals)]
+            operand_warp = is_loader, load_operands
+        branches = [operand_warp]
+        for i, load in enumerate(load_residuals):
+            branches.append((thread.warp == first_residual_warp + i, functools.partial(_run_by_one_thread, load)))
         if not self.registers:
             for branch in branches:
                 emit_alternatives([branch])
@@ -76,3 +83,9 @@ class WarpRoles:
         with if_(thread.warp >= self.producer_warp):
             setmaxnreg("dec", self.registers[0])
             emit_alternatives(branches)
+
+
+def _run_by_one_thread(emit: Callable[[], None]) -> None:
+    """Emit what one thread of the active warp runs."""
+    with if_(T.cuda.elect_sync() != T.uint32(0)):
+        emit()

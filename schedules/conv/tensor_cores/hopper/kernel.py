@@ -23,7 +23,7 @@ from ..gemm.accumulators import Accumulators
 from ..gemm.channel_arguments import ChannelArguments
 from ..gemm.channel_stats import PartialStats, SubtileStats
 from ..gemm.channels_first_epilogue import ChannelsFirstEpilogue
-from ..gemm.cta import Cta, allocate_smem, open_cta
+from ..gemm.cta import Cta, allocate_smem, broadcast_to_warp, open_cta
 from ..gemm.filter_rows_epilogue import FilterArguments, FilterRowsEpilogue, FilterRowsEpilogueTile
 from ..gemm.last_wave import NarrowLastWave, SplitLastWave
 from ..gemm.pipelines import (
@@ -196,7 +196,7 @@ def allocate_state(
 ) -> CtaState:
     """Allocate shared memory, and the registers that say where a thread is in the pipelines."""
     w, config = plan.w, plan.config
-    smem = allocate_smem(int(config.dynamic_smem_bytes(w)), SWIZZLE_ALIGNMENT_BYTES)
+    smem = broadcast_to_warp(allocate_smem(int(config.dynamic_smem_bytes(w)), SWIZZLE_ALIGNMENT_BYTES))
     pipeline, epilogue_pipeline = plan.make_pipelines(smem, cta.cluster)
     stage = PipelineState("mainloop", config.stages)
     epilogue_stage = PipelineState("epilogue", plan.epilogue_tile.stages)
