@@ -54,6 +54,20 @@ WORKLOADS = {
 }
 
 
+@pytest.mark.parametrize(
+    ("text", "config"),
+    [
+        ("conv2d:2x64x9x64,64x64x1x1,s1,p0,i8,nhwc,scale,bias,relu,quantize", {"filters": "resident"}),
+        ("conv2d:2x64x9x64,64x64x1x3,s1,p0x1,i8,nhwc,scale,add,quantize", {"stages": 4}),
+        ("conv2d:2x256x7x64,32x256x1x1,s1,p0,e4m3,nhwc,scale,quantize", {"block_k_bytes": 128, "promotion_buffers": 2}),
+    ],
+)
+@pytest.mark.parametrize("multiprocessors", [2, 7])
+def test_three_warpgroups_compute_tiles_in_turn(text, config, multiprocessors):
+    config = {**PINGPONG, "warpgroups": 3, "block_n": 32, **config}
+    check(text, config, multiprocessors)
+
+
 @pytest.mark.sample(1)
 @pytest.mark.parametrize("name", WORKLOADS)
 def test_warpgroups_in_turn_compute_every_workload(name):

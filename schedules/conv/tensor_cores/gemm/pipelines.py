@@ -182,23 +182,22 @@ class AsyncPipeline(TmaPipeline):
 
 
 class OrderedSequenceBarrier:
-    """Two warpgroups take turns, warpgroup 0 first (cutlass::OrderedSequenceBarrier).
+    """Warpgroups take turns, warpgroup 0 first (cutlass::OrderedSequenceBarrier).
 
-    Each warpgroup waits for a barrier of its own, at which the other one arrives when its turn ends. The phase before
+    Each warpgroup waits for a barrier of its own, at which the one before arrives when its turn ends. The phase before
     the first counts as complete, so warpgroup 0 starts with the opposite phase bit. The turns of mainloops also keep
-    the phase bits of stages unambiguous: a warpgroup waits for a stage only after the other one has seen all earlier
+    the phase bits of stages unambiguous: a warpgroup waits for a stage only after the others have seen all earlier
     stages full.
 
     Args:
-        barriers: Shared-memory address of the two mbarriers.
+        barriers: Shared-memory address of the mbarriers, one of each warpgroup.
         thread: Position of this thread.
+        num_warpgroups: Number of warpgroups.
     """
 
-    num_warpgroups = 2  # each with a barrier
-
-    def __init__(self, barriers: Expr, thread: ThreadPosition) -> None:
-        self._barriers, self._thread = barriers, thread
-        self._phase = Register("turn_phase", value=1 - thread.warpgroup)
+    def __init__(self, barriers: Expr, thread: ThreadPosition, num_warpgroups: int) -> None:
+        self._barriers, self._thread, self.num_warpgroups = barriers, thread, num_warpgroups
+        self._phase = Register("turn_phase", value=T.Select(thread.warpgroup == 0, 1, 0))
 
     def init_barriers(self) -> None:
         """Initialize the barriers; called by one thread before the CTA synchronizes."""
@@ -213,12 +212,13 @@ class OrderedSequenceBarrier:
     def arrive(self) -> None:
         """End this warpgroup's turn."""
         with if_(self._thread.is_warpgroup_leader):
-            emit_ptx("mbarrier.arrive.shared.b64", self._barrier(1 - self._thread.warpgroup), T.uint32(1))
+            next_warpgroup = (self._thread.warpgroup + 1) % self.num_warpgroups
+            emit_ptx("mbarrier.arrive.shared.b64", self._barrier(next_warpgroup), T.uint32(1))
 
     def skip(self) -> None:
         """Take a turn without wgmma, which would keep the warps of the warpgroup together.
 
-        All warps see the turn begin before it ends: two turns later, the phase bit of the barrier is the same again.
+        All warps see the turn begin before it ends: two rounds of turns later, the phase bit is the same again.
         """
         self.wait()
         named_barrier_sync(1 + self._thread.warpgroup, WARPGROUP_SIZE)

@@ -43,6 +43,9 @@ MIN_BOX_COLUMNS = 32  # 16-bit columns of a box that a search tries
 def isa_constraints(w: Conv) -> list[Rule]:
     """Return the constraints that the instructions impose."""
     gemm = ImplicitGemmShape.from_workload(w)
+    # Three warpgroups skip the K tiles of two tiles each, of which each has as many.
+    turns = [2, 3] if has_eight_bits(w) and gemm.residues * gemm.frames == 1 else [2]
+    warpgroups_in_turn = " or ".join(("one", "two", "three")[number - 1] for number in turns) + " warpgroups"
     whole_sums: list[Rule] = [
         (
             "a CTA has whole sums, and TMA stores them, if the output is large or the kernel returns its statistics",
@@ -95,8 +98,8 @@ def isa_constraints(w: Conv) -> list[Rule]:
             lambda t: (t.wgmma_m_tiles <= max(WGMMA_M_TILES_CHOICES)) | t.reallocates_registers,
         ),
         (
-            "two warpgroups without a cluster take turns in ping-pong",
-            lambda t: np.logical_not(t.is_pingpong) | ((t.warpgroups == 2) & (t.cluster_size == 1)),
+            f"{warpgroups_in_turn} without a cluster take turns in ping-pong",
+            lambda t: np.logical_not(t.is_pingpong) | (np.isin(t.warpgroups, turns) & (t.cluster_size == 1)),
         ),
         (
             "the last wave is split if TMA stores, CTAs form no clusters, and several have time for each of its tiles",

@@ -184,7 +184,7 @@ class CtaState:
     epilogue_pipeline: TmaPipeline  # stages of the epilogue, whose barriers are used with a residual
     stage: PipelineState  # stage of the operands that a thread fills or reads next
     epilogue_stage: PipelineState  # stage of the epilogue that a thread fills or reads next
-    # Turns of two warpgroups in ping-pong; None if all warpgroups share a work tile.
+    # Turns of the warpgroups in ping-pong; None if all warpgroups share a work tile.
     order: OrderedSequenceBarrier | None
     # Tiles of the last wave, if CTAs divide their k-tiles or their channels; they follow `tiles` then.
     last_wave: SplitLastWave | None
@@ -202,9 +202,10 @@ def allocate_state(
     epilogue_stage = PipelineState("epilogue", plan.epilogue_tile.stages)
     order = None
     if config.is_pingpong:
-        num_later_barriers = OrderedSequenceBarrier.num_warpgroups + int(config.keeps_filters)
-        first_barrier = int(config.num_barriers(w)) - num_later_barriers
-        order = OrderedSequenceBarrier(pipeline.barriers + to_uint32(first_barrier * BARRIER_BYTES), cta.thread)
+        warpgroups = int(config.warpgroups)
+        first_barrier = int(config.num_barriers(w)) - (warpgroups + int(config.keeps_filters))
+        barriers = pipeline.barriers + to_uint32(first_barrier * BARRIER_BYTES)
+        order = OrderedSequenceBarrier(barriers, cta.thread, warpgroups)
     divided = last_wave or narrow
     tiles = divided.whole_waves if divided else plan.tiles(cta.cluster)
     return CtaState(cta, tiles, smem, pipeline, epilogue_pipeline, stage, epilogue_stage, order, last_wave, narrow)
@@ -320,8 +321,8 @@ def emit_narrow_loader(narrow_plan: KernelPlan, state: CtaState, operand_maps: S
 def emit_consumer(plan: KernelPlan, state: CtaState, accumulators: Accumulators, epilogue: Epilogue | None) -> None:
     """Multiply and store work tiles; run by all threads of a consumer warpgroup.
 
-    In ping-pong, warpgroup i computes every second work tile from the i-th on, and skips the stages of the others. The
-    sums of a part of the last wave go to the workspace.
+    In ping-pong, warpgroup i of n computes every n-th work tile from the i-th on, and skips the stages of the others.
+    The sums of a part of the last wave go to the workspace.
     """
     mainloop, cta, thread, order = plan.mainloop, state.cta, state.cta.thread, state.order
     descriptors = MatrixDescriptor("a", mainloop.a.layout), MatrixDescriptor("b", mainloop.b.layout)
@@ -339,7 +340,8 @@ def emit_consumer(plan: KernelPlan, state: CtaState, accumulators: Accumulators,
         mainloop.resident_filters.consumer_wait()
     if order:
         with if_(thread.warpgroup > 0):
-            state.stage.skip(plan.k_range(cta.split, state.tiles.tile_at(cta.index).residue).count)
+            count = plan.k_range(cta.split, state.tiles.tile_at(cta.index).residue).count
+            state.stage.skip(count if order.num_warpgroups == 2 else count * thread.warpgroup)
     with state.tiles.work_tiles(cta.index, first, step) as tile:
         if epilogue:
             epilogue.channels.prefetch(tile, thread)
@@ -349,7 +351,7 @@ def emit_consumer(plan: KernelPlan, state: CtaState, accumulators: Accumulators,
                 zeros_epilogue.store_zeros(tile, thread, warpgroup)
         multiply(k_range)
         if order:
-            state.stage.skip(plan.k_range(cta.split, tile.next_residue).count)
+            state.stage.skip(plan.k_range(cta.split, tile.next_residue).count * (order.num_warpgroups - 1))
         if zeros_epilogue:
             with if_(k_range.count > 0):
                 zeros_epilogue.store(accumulators.list_sums(), tile, state.epilogue_stage, thread, warpgroup)

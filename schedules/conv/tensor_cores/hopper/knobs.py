@@ -150,7 +150,7 @@ def declare_knobs(
     | --- | --- | --- |
     | kernel_schedule | "cooperative" | all consumer warpgroups compute one tile together |
     | | "cooperative_setmaxnreg" | so do they, and `setmaxnreg` gives them registers of the producer warpgroup |
-    | | "pingpong" | two warpgroups compute tiles in turn, one stores while the other multiplies; with `setmaxnreg` |
+    | | "pingpong" | warpgroups compute tiles in turn, one multiplies while others store; with `setmaxnreg` |
     | raster_order | "n" | consecutive tiles have the same pixels and neighbouring channels |
     | | "m" | consecutive tiles have the same channels and neighbouring pixels |
     | decomposition | "data_parallel" | a CTA computes whole tiles |

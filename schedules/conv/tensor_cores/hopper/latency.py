@@ -108,7 +108,8 @@ def _estimate_unbounded_us(
     mainloop_us = k_tiles * (combine_overlapping_times(k_tile_us, stage_wait_us) + promotion_us)
     total_us = params.launch_us + waves * (mainloop_us + ctas_per_sm * epilogue_us)
     total_us = total_us + (waves > 1) * waves * params.tile_start_us + (config.split_k > 1) * params.split_k_cluster_us
-    pingpong_us = params.launch_us + _pingpong_latency_us(waves, mainloop_us, epilogue_us, params.tile_start_us)
+    other_us = epilogue_us + params.tile_start_us
+    pingpong_us = params.launch_us + _pingpong_latency_us(waves, mainloop_us, other_us, config.warpgroups)
     stats_us = _stats_us(config, gemm) if returns_stats(w) else 0.0
     return np.where(config.is_pingpong, pingpong_us, total_us) + _last_wave_us(config, gemm) + stats_us
 
@@ -150,14 +151,13 @@ def _stats_us(config: HopperTileConfig, gemm: ImplicitGemmShape) -> Any:
     return WORKSPACE_LAUNCH_US + workspace_bytes / WORKSPACE_BYTES_PER_US
 
 
-def _pingpong_latency_us(waves: Any, mainloop_us: Any, epilogue_us: Any, tile_start_us: float) -> Any:
-    """Return the latency of a CTA whose two warpgroups compute tiles in turn.
+def _pingpong_latency_us(waves: Any, mainloop_us: Any, other_us: Any, warpgroups: Any) -> Any:
+    """Return the latency of a CTA whose warpgroups compute tiles in turn.
 
-    The mainloops follow one another. A warpgroup stores and starts a tile during the mainloop of the other one. The
-    last tile is stored alone.
+    The mainloops follow one another. A warpgroup stores and starts a tile during the mainloops of the others, which
+    takes `other_us`. The last tile is stored alone.
     """
-    other_us = epilogue_us + tile_start_us
-    return waves * combine_overlapping_times(mainloop_us, other_us) + other_us
+    return waves * combine_overlapping_times(mainloop_us, other_us / np.maximum(warpgroups - 1, 1)) + other_us
 
 
 def select_kernel_schedule(w: Conv, *, b_is_mn_major: bool = False) -> str:

@@ -103,8 +103,8 @@ class HopperTileConfig(TileConfig):
     line: Any = 1
     padded_line: Any = 1
     # How the warpgroups share the work. In "cooperative" they compute one tile together, and in
-    # "cooperative_setmaxnreg" the consumers also receive registers of the producer. In "pingpong" two warpgroups
-    # compute tiles of their own in turn, with the same registers.
+    # "cooperative_setmaxnreg" the consumers also receive registers of the producer. In "pingpong" two or three
+    # warpgroups compute tiles of their own in turn, with the same registers.
     kernel_schedule: Any = COOPERATIVE
     # Mode along which consecutive tiles are neighbours: "n" (channels) or "m" (pixels).
     raster_order: Any = RASTER_ORDERS[0]
@@ -437,11 +437,11 @@ class HopperTileConfig(TileConfig):
     def num_barriers(self, w: Conv) -> Any:
         """Return the number of mbarriers.
 
-        There are two per mainloop stage, two per epilogue stage with a residual, in ping-pong two for the turns, and
-        one for resident filters.
+        There are two per mainloop stage, two per epilogue stage with a residual, in ping-pong one of each warpgroup for
+        the turns, and one for resident filters.
         """
         residual_barriers = 2 * self.warpgroups * self.epilogue_stages(w) if find_tma_residual(w) else 0
-        return 2 * self.stages + residual_barriers + 2 * self.is_pingpong + self.keeps_filters
+        return 2 * self.stages + residual_barriers + self.warpgroups * self.is_pingpong + self.keeps_filters
 
     def mainloop_smem_bytes(self) -> Any:
         """Return the shared memory of all mainloop stages, and of resident filters behind them, in bytes, aligned for
