@@ -51,6 +51,7 @@ STYLES = {
     "kn2row_hopper": SeriesStyle("#cc6677", "X"),
     "window_hopper": SeriesStyle("#cc6677", "^"),
     "filter_rows_hopper": SeriesStyle("#cc6677", "v"),
+    "pixel_dots": SeriesStyle("#999933", "v"),
     "halo_hopper": SeriesStyle("#cc6677", "P"),
     "upsample_hopper": SeriesStyle("#cc6677", "s"),
     "upsample_mma_sync": SeriesStyle("#661100", "D"),

@@ -20,7 +20,7 @@ from .tensor_cores.pointwise import dgrad as pointwise_mma_sync  # noqa: F401
 from .tensor_cores.pointwise import fprop as pointwise_forward  # noqa: F401
 from .tensor_cores.mma_sync import dgrad as mma_sync_dgrad, halo_wgrad, wgrad as mma_sync_wgrad  # noqa: F401
 from .nhwc_direct import depthwise_dgrad, depthwise_wgrad, grouped_dgrad, grouped_wgrad  # noqa: F401
-from .nhwc_direct import depthwise_tma_dgrad, depthwise_tma_wgrad, depthwise_wgrad_cluster  # noqa: F401
+from .nhwc_direct import depthwise_tma_dgrad, depthwise_tma_wgrad, depthwise_wgrad_cluster, pixel_dots  # noqa: F401
 from .backward import depthwise as depthwise_gradient, depthwise_wgrad as depthwise_gradient_of_weights  # noqa: F401
 from . import direct, implicit_gemm, depthwise, winograd  # noqa: F401
 from . import simt  # noqa: F401

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from tvmconv.benchmarks.layer_table import (
+    compute_possible_speedup,
     keep_newest,
     list_slow_layers,
     make_layer_table,
@@ -164,6 +165,18 @@ def test_a_table_of_networks_adds_the_measured_layers_as_often_as_they_occur():
     assert float(rows[0]["cudnn / tuned"]) == pytest.approx(cudnn / tuned, rel=0.01)
     assert float(rows[0]["of the limits"].rstrip("%")) == pytest.approx(75, abs=1)  # both have the same limit
     assert rows[1]["tuned [µs]"] == "—"
+
+
+def test_a_possible_speedup_is_that_of_a_kernel_at_the_limit():
+    (sweep,) = [Sweep.read(ROOT / "tuning_logs/nvidia-h200/gradients/gradients-large.json.gz")]
+    (result,) = sweep.results
+    share, seconds = result.compute_limit_share("cudnn"), result.seconds["cudnn"]
+    assert compute_possible_speedup(result, "cudnn", 0.0) == pytest.approx(1 / share)
+    assert compute_possible_speedup(result, "cudnn", seconds) == result.compute_speedup("tuned", "cudnn")  # as a launch
+    layers = [Layer("net.1", result.workload, 3)]
+    table = make_networks_table({result.workload: result}, layers, shows_possible=True)
+    (row,) = [dict(zip(table.headers, row, strict=True)) for row in table.rows]
+    assert float(row["possible"]) == pytest.approx(seconds / min(result.seconds.values()), rel=0.01)
 
 
 def test_runs_on_a_device_share_a_legend():

@@ -144,7 +144,7 @@ def command_of(section, page, folder):
         files = [*itertools.chain(*files), *recorded("*/sd_vae_decoder/sd_vae_decoder-f16-nhwc-tuned.json")]
         kind = ["--below", "1", "--short-legend"]
         if section == "batches-networks":
-            kind = ["--networks", LOGS / "batch-networks.json"]
+            kind = ["--networks", LOGS / "batch-networks.json", "--possible"]
         return ["bench", "layer-table", *files, *kind, "--section", section]
     (measured,) = recorded(f"*/*/{section}.json") or recorded(f"*/*/{section}.json.gz")
     if section.startswith("bounds-"):

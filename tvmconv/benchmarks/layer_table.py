@@ -13,7 +13,8 @@ column names the device of each time. With --below X, only layers are listed who
 first. With --summary, the table has a line for each kind of layers, which is the name of its files without the word
 with which all begin, and without their numbers. With --networks, it has a line for each network of a suite whose layers
 are named NETWORK.NUMBER or NETWORK.NUMBER.GRADIENT. Times are those of the measured layers, each as often as the
-network has it, and their share is that of the limits of all layers.
+network has it, and their share is that of the limits of all layers. With --possible as well, the table has the mean
+speed-up over each library that kernels at the physical limit would have.
 """
 
 from __future__ import annotations
@@ -38,6 +39,11 @@ from tvmconv.workloads.suites import read_suite
 
 SECTION = "layers"
 NETWORKS_LEGEND = "Sums over the measured layers, each as often as the network has it, in its newest run."
+POSSIBLE_LEGEND = (
+    "Possible: the geometric mean if each kernel took as long as its physical limit, at the clock that the library's "
+    "kernel held where it was measured, and at least as long as the shortest of all launches. Layers that Winograd's "
+    "algorithm computes faster than that count with their own speed-up."
+)
 DEVICE = "device"  # column of a table of several devices
 
 
@@ -50,6 +56,8 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     lines.add_argument("--summary", action="store_true", help="Print a line for each kind of layers.")
     text = "Print a line for each network of this suite."
     lines.add_argument("--networks", type=Path, metavar="FILE", help=text)
+    text = "With --networks: add the mean speed-up over each library that kernels at the physical limit would have."
+    parser.add_argument("--possible", action="store_true", help=text)
     text = "List only the layers whose speed-up over a library is below X, without means."
     parser.add_argument("--below", type=options.parse_positive, metavar="X", help=text)
     text = "Name the versions once for all runs on a device."
@@ -69,7 +77,8 @@ def run(args: argparse.Namespace) -> int:
         table, legend = make_summary_table(sweeps), "Geometric means of the newest run of each layer."
     elif args.networks:
         results = {result.workload: result for sweep in keep_newest(sweeps) for result in sweep.results}
-        table, legend = make_networks_table(results, read_suite(args.networks)), NETWORKS_LEGEND
+        table = make_networks_table(results, read_suite(args.networks), shows_possible=args.possible)
+        legend = f"{NETWORKS_LEGEND} {POSSIBLE_LEGEND}" if args.possible else NETWORKS_LEGEND
     else:
         newest = keep_newest(sweeps)
         if args.below is not None:
@@ -178,13 +187,22 @@ def make_summary_table(sweeps: dict[Path, Sweep]) -> Table:
     return Table(["kind", "layers", *headers], rows, {"kind"})
 
 
-def make_networks_table(results: Mapping[Workload, Result], layers: Sequence[Layer]) -> Table:
-    """Return a table with one row for each network: how much of it was measured, its times, and the speed-ups."""
+def make_networks_table(
+    results: Mapping[Workload, Result], layers: Sequence[Layer], *, shows_possible: bool = False
+) -> Table:
+    """Return a table with one row for each network: how much of it was measured, its times, and the speed-ups.
+
+    Args:
+        results: Results of the measured layers.
+        layers: Layers of the networks.
+        shows_possible: Whether a column has the means of `compute_possible_speedup`.
+    """
     networks: dict[str, list[Layer]] = {}
     for layer in layers:
         networks.setdefault(re.sub(r"\.\d+(\.[a-z]+)?$", "", layer.name), []).append(layer)
     own_names = (TUNED, PREDICTED, UNTUNED)
     names = dict.fromkeys(row.name for result in results.values() for row in result.rows if row.name not in own_names)
+    launch_seconds = min((time for result in results.values() for time in result.seconds.values()), default=0.0)
     rows = []
     for network, own_layers in networks.items():
         measured = [(layer, results[layer.workload]) for layer in own_layers if layer.workload in results]
@@ -202,12 +220,28 @@ def make_networks_table(results: Mapping[Workload, Result], layers: Sequence[Lay
             known, library_seconds = [speedup for speedup in speedups if speedup], seconds[name]
             ratio = library_seconds / tuned_seconds if library_seconds and tuned_seconds else None
             row += [format_micros(library_seconds), format_optional(ratio), format_mean(speedups)]
+            if shows_possible:
+                row.append(format_mean([compute_possible_speedup(each, name, launch_seconds) for _, each in measured]))
             row += [format_optional(min(known, default=None)), str(sum(s < 1 for s in known))]
         rows.append(row)
     headers = ["network", "layers", "measured", "of the limits", f"{TUNED} [µs]"]
     for name in names:
-        headers += [f"{name} [µs]", f"{name} / {TUNED}", "geometric mean", "least", f"slower than {name}"]
+        headers += [f"{name} [µs]", f"{name} / {TUNED}", "geometric mean", *["possible"] * shows_possible]
+        headers += ["least", f"slower than {name}"]
     return Table(headers, rows, {"network"})
+
+
+def compute_possible_speedup(result: Result, library: str, launch_seconds: float) -> float | None:
+    """Return the speed-up over a library of a kernel at the physical limit; None if the library has no time.
+
+    A kernel takes at least `launch_seconds`. The tuned kernel's own speed-up is possible, too: Winograd's algorithm has
+    fewer products than the limit of a direct convolution counts.
+    """
+    library_seconds, share = result.seconds.get(library), result.compute_limit_share(library)
+    if not library_seconds or not share:
+        return None
+    possible = library_seconds / max(share * library_seconds, launch_seconds)
+    return max(possible, result.compute_speedup(TUNED, library) or 0.0)
 
 
 def _find_limit(workload: Workload, results: Mapping[Workload, Result]) -> float:
