@@ -17,9 +17,9 @@ from tvmconv.workloads import Conv
 from tvmconv.workloads.dtypes import get_itemsize
 
 from ..persistent_tiles import PersistentTileConfig
+from ..row_walk import COPY_BYTES, count_period_lines, count_periods
 from ..tile_config import Rule
 
-COPY_BYTES = 16  # of which the innermost axis of a copy by TMA has a multiple
 STAGE_ALIGNMENT_BYTES = 128
 BARRIER_BYTES = 8
 MAX_SHARED_BYTES = 227 << 10
@@ -88,13 +88,8 @@ class DepthwiseTmaConfig(PersistentTileConfig):
             "columns": list_extent_choices(round_up(width, max(STRIPS)), wide),
             "strip": STRIPS,
             "stages": (1, 2, 3, 4),
-            "lines": (WHOLE_WINDOW, cls.count_period_lines(w), 2 * cls.count_period_lines(w)),
+            "lines": (WHOLE_WINDOW, count_period_lines(w), 2 * count_period_lines(w)),
         }
-
-    @staticmethod
-    def count_period_lines(w: Conv) -> int:
-        """Return the rows of X after which a walk down a window repeats itself: those of the sums under way."""
-        return ceil_div((w.kernel[0] - 1) * w.dilation[0] + 1, w.stride[0]) * w.stride[0]
 
     @classmethod
     def list_required(cls, w: Conv) -> list[Rule]:
@@ -187,15 +182,10 @@ class DepthwiseTmaConfig(PersistentTileConfig):
         return ceil_div(self.window_lines, self.copied_lines)
 
     @property
-    def lead_lines(self) -> int:
-        """Rows of a window before the one that completes the first output row."""
-        return (self.w.kernel[0] - 1) * self.w.dilation[0]
-
-    @property
     def num_periods(self) -> Any:
-        """Rounds of a loop over rows of a window; it begins after `lead_lines`, and the last row is not in it."""
-        limit = np.minimum(self.rows * self.w.stride[0], self.window_lines - 1)
-        return np.where(self.lines == WHOLE_WINDOW, 0, np.maximum(0, limit - self.lead_lines) // self.copied_lines)
+        """Rounds of the loop over rows of a window, which leaves the last row out."""
+        end = np.minimum(self.rows * self.w.stride[0], self.window_lines - 1)
+        return np.where(self.lines == WHOLE_WINDOW, 0, count_periods(self.w, end, self.copied_lines))
 
     @property
     def copy_bytes(self) -> Any:
