@@ -34,6 +34,7 @@ STYLES = {
     "depthwise": SeriesStyle("#117733", "p"),
     "depthwise_nhwc": SeriesStyle("#44aa99", "h"),
     "depthwise_tma": SeriesStyle("#44aa99", "^"),
+    "depthwise_planes": SeriesStyle("#44aa99", "X"),
     "depthwise_cluster": SeriesStyle("#44aa99", "v"),
     "grouped_nhwc": SeriesStyle("#999933", "*"),
     "depthwise_nchw": SeriesStyle("#44aa99", "H"),
