@@ -53,6 +53,11 @@ def count_periods(w: Conv, end_line: Any, period_lines: Any) -> Any:
     return np.maximum(0, end_line - count_lead_lines(w)) // period_lines
 
 
+def has_short_padding(w: Conv) -> bool:
+    """Return whether a walk can leave out the rows above an image: each output row begins before one is complete."""
+    return w.pad_low[0] <= max(0, count_lead_lines(w) - w.dilation[0])
+
+
 def load_taps(
     w: Conv,
     filters: Buffer,

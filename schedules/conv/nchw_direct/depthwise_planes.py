@@ -44,7 +44,7 @@ from ...tir_builder import (
     unpack,
 )
 from ..reduction import FLOAT_DTYPES
-from ..row_walk import COPY_BYTES, RowWalk, count_lead_lines, count_period_lines, load_taps
+from ..row_walk import COPY_BYTES, RowWalk, count_period_lines, has_short_padding, load_taps
 from ..tensor_cores.gemm.cta import Cta, allocate_smem, allow_dependent_launch, open_cta
 from ..tensor_cores.gemm.epilogue_ops import EpilogueOps, apply_to_pixels
 from ..tensor_cores.gemm.pipelines import PipelineState, TmaPipeline, fence_barrier_init
@@ -220,7 +220,7 @@ class PlaneWalk(RowWalk):
     def lines(self) -> range:
         """Rows of the window inside of the image; all rows if those outside are not the same for all threads."""
         w, lines = self.w, super().lines
-        if int(self.kernel.config.parts) > 1 or w.pad_low[0] > max(0, count_lead_lines(w) - w.dilation[0]):
+        if int(self.kernel.config.parts) > 1 or not has_short_padding(w):
             return lines
         return range(w.pad_low[0], min(lines.stop, w.pad_low[0] + w.input_size[0]))
 

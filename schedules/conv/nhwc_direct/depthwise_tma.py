@@ -143,7 +143,7 @@ class DepthwiseTmaKernel:
         with serial_loop(int(config.tiles_per_cta), "round") as tile_round:
             index, tile = self.locate(tile_round)
             with if_(index < int(config.pixel_tiles)):
-                row = tile.row * w.stride[0] - w.pad_low[0]
+                row = tile.row * w.stride[0] - w.pad_low[0] + int(config.skipped_lines)
                 column = tile.column * w.stride[1] - w.pad_low[1]
                 with serial_loop(int(config.copies_per_window), "copy") as number:
                     pipeline.producer_acquire(state.index, state.phase)
@@ -205,19 +205,25 @@ class WindowWalk(RowWalk):
         super().__init__(config.w, taps, **sizes, num_periods=int(config.num_periods))
         self.kernel, self.tile, self.channel, self.first_column = kernel, tile, channel, first_column
         self.window_offset, self.copied_lines = window_offset, int(config.copied_lines)
+        self.skipped_lines = int(config.skipped_lines)
         self.window = Register("window_address", "uint32")
         self.words = allocate("pixels", max(1, self.vector * int(config.itemsize) // 4), "uint32")
 
+    @property
+    def lines(self) -> range:
+        """Rows of the window that are copied."""
+        return range(self.skipped_lines, self.skipped_lines + int(self.kernel.config.window_lines))
+
     def begin_line(self, line: int) -> None:
         """Wait for the copy that begins with a row."""
-        if line % self.copied_lines == 0:
+        if (line - self.skipped_lines) % self.copied_lines == 0:
             pipeline, state = self.kernel.pipeline, self.kernel.state
             pipeline.consumer_wait(state.index, state.phase)
             self.window.set(pipeline.stage_address(state.index) + to_uint32(self.window_offset))
 
     def end_line(self, line: int, *, is_last: bool) -> None:
         """Release the stage of the copy that ends with a row."""
-        if line % self.copied_lines == self.copied_lines - 1 or is_last:
+        if (line + 1 - self.skipped_lines) % self.copied_lines == 0 or is_last:
             emit_call(T.cuda.warp_sync())
             with if_(self.kernel.cta.thread.lane == 0):
                 self.kernel.pipeline.consumer_arrive(self.kernel.state.index)
@@ -227,10 +233,11 @@ class WindowWalk(RowWalk):
         """Load the needed columns of a row of a copy, widened to float32."""
         config, w = self.kernel.config, self.w
         pixel_bytes = int(config.channels) * int(config.itemsize)
+        copied_line = (line - self.skipped_lines) % self.copied_lines
         strip_taps = itertools.product(range(self.strip), range(w.kernel[1]))
         # A stride or a dilation may leave gaps.
         for column in sorted({j * w.stride[1] + s * w.dilation[1] for j, s in strip_taps}):
-            offset = (line % self.copied_lines * int(config.window_columns) + column) * pixel_bytes
+            offset = (copied_line * int(config.window_columns) + column) * pixel_bytes
             load_shared(self.words, self.window.value + to_uint32(offset), self.vector * int(config.itemsize))
             for e, value in enumerate(unpack(self.words, self.vector, w.storage)):
                 store(self.values, column * self.vector + e, value)

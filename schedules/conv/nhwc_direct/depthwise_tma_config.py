@@ -17,7 +17,7 @@ from tvmconv.workloads import Conv
 from tvmconv.workloads.dtypes import get_itemsize
 
 from ..persistent_tiles import PersistentTileConfig
-from ..row_walk import COPY_BYTES, count_period_lines, count_periods
+from ..row_walk import COPY_BYTES, count_period_lines, count_periods, has_short_padding
 from ..tile_config import Rule
 
 STAGE_ALIGNMENT_BYTES = 128
@@ -34,6 +34,7 @@ OVERHEAD_REGISTERS = 32  # besides sums, taps and a row of the window
 MEMORY_BYTES_PER_CLOCK, L2_BYTES_PER_CLOCK = 17, 36
 MIN_COPIED_BYTES = 64  # contiguous bytes below which TMA copies more slowly
 SHARED_BYTES_PER_CLOCK = 128  # of an SM
+ROWS = (2, 4, 7, 8, 14, 28, 56)  # output rows of a tile, besides all rows of an image, a half and a quarter
 STRIPS = (1, 2, 4, 5, 7)  # neighbouring output columns per thread
 WHOLE_WINDOW = 0  # the number of rows per copy that stands for all rows of a window
 OVERLAP = 0.9  # fraction of work that the longest part of it hides
@@ -84,7 +85,7 @@ class DepthwiseTmaConfig(PersistentTileConfig):
         return {
             "vector": [v for v in vectors if w.C % v == 0],
             "channels": list_channel_choices(w),
-            "rows": list_extent_choices(height, (2, 4, 7, 8, 14, 28, 56)),
+            "rows": list_extent_choices(height, sorted({*ROWS, *(ceil_div(height, n) for n in (1, 2, 4))})),
             "columns": list_extent_choices(round_up(width, max(STRIPS)), wide),
             "strip": STRIPS,
             "stages": (1, 2, 3, 4),
@@ -157,9 +158,21 @@ class DepthwiseTmaConfig(PersistentTileConfig):
         return (outputs - 1) * w.stride[axis] + (w.kernel[axis] - 1) * w.dilation[axis] + 1
 
     @property
+    def has_whole_images(self) -> Any:
+        """Whether a tile has all rows of an image, so that it needs none outside of it."""
+        return (self.rows >= self.w.output_size[0]) & has_short_padding(self.w)
+
+    @property
+    def skipped_lines(self) -> Any:
+        """Rows before the window, which are zero for all tiles."""
+        return np.where(self.has_whole_images, self.w.pad_low[0], 0)
+
+    @property
     def window_lines(self) -> Any:
         """Rows of X that a tile reads."""
-        return self._window_extent(0, self.rows)
+        lines = self._window_extent(0, self.rows)
+        inside = np.minimum(lines - self.w.pad_low[0], self.w.input_size[0])
+        return np.where(self.has_whole_images, inside, lines)
 
     @property
     def window_columns(self) -> Any:
@@ -184,7 +197,7 @@ class DepthwiseTmaConfig(PersistentTileConfig):
     @property
     def num_periods(self) -> Any:
         """Rounds of the loop over rows of a window, which leaves the last row out."""
-        end = np.minimum(self.rows * self.w.stride[0], self.window_lines - 1)
+        end = np.minimum(self.rows * self.w.stride[0], self.skipped_lines + self.window_lines - 1)
         return np.where(self.lines == WHOLE_WINDOW, 0, count_periods(self.w, end, self.copied_lines))
 
     @property
