@@ -14,6 +14,7 @@ import numpy as np
 from tvm.script import tirx as T  # noqa: N812  (TVM's own name for it)
 
 from tvmconv.arithmetic import ceil_div
+from tvmconv.target import H200
 from tvmconv.workloads import Conv
 from tvmconv.workloads.dtypes import get_itemsize
 
@@ -36,6 +37,7 @@ from ..tir_builder import (
 from .tensor_cores.gemm.atoms import named_barrier_sync
 
 COPY_BYTES = 16  # of which the innermost axis of a copy by TMA has a multiple
+INPUT_EVICTIONS = NORMAL, FIRST = "normal", "first"  # when lines of X leave the L2 cache
 
 
 def count_lead_lines(w: Conv) -> int:
@@ -51,6 +53,11 @@ def count_period_lines(w: Conv) -> int:
 def count_periods(w: Conv, end_line: Any, period_lines: Any) -> Any:
     """Return the rounds of a loop over rows, which begins after the lead and ends before a row."""
     return np.maximum(0, end_line - count_lead_lines(w)) // period_lines
+
+
+def fits_cache(w: Conv) -> bool:
+    """Return whether the L2 cache holds all arrays with room to spare, so that they do not compete for it."""
+    return bool(2 * w.min_bytes <= H200.architecture.l2_bytes)
 
 
 def has_short_padding(w: Conv) -> bool:

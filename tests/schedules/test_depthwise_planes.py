@@ -19,7 +19,7 @@ SMALL = {"channels": 4, "strip": 4, "rows": 8, "stages": 2}
 @pytest.mark.parametrize(
     ("text", "config"),
     [
-        ("conv2d:2x8x8x12,8x1x5x5,s1,p2,g8,bias,silu", {**SMALL, "rows": 4}),
+        ("conv2d:2x8x8x12,8x1x5x5,s1,p2,g8,bias,silu", {**SMALL, "rows": 4, "input_eviction": "first"}),
         ("conv2d:2x8x8x14,8x1x3x3,s1,p1,g8,f16,bias,relu,add", SMALL),  # the last strip overhangs
         ("conv2d:3x16x7x7,16x1x5x5,s1,p2,g16,bf16,add", {"channels": 8, "strip": 7, "rows": 7, "stages": 3}),
         ("conv2d:2x8x16x16,8x1x3x3,s2,p1,g8,f16", SMALL),

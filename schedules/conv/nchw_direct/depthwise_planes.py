@@ -33,7 +33,6 @@ from ...tir_builder import (
     allocate,
     build_schedule,
     emit_call,
-    emit_ptx,
     if_,
     load_shared,
     logical_and,
@@ -44,10 +43,11 @@ from ...tir_builder import (
     unpack,
 )
 from ..reduction import FLOAT_DTYPES
-from ..row_walk import COPY_BYTES, RowWalk, count_period_lines, has_short_padding, load_taps
+from ..row_walk import COPY_BYTES, FIRST, RowWalk, count_period_lines, has_short_padding, load_taps
 from ..tensor_cores.gemm.cta import Cta, allocate_smem, allow_dependent_launch, open_cta
 from ..tensor_cores.gemm.epilogue_ops import EpilogueOps, apply_to_pixels
 from ..tensor_cores.gemm.pipelines import PipelineState, TmaPipeline, fence_barrier_init
+from ..tensor_cores.gemm.tma import bulk_load
 from .depthwise_planes_config import STAGE_ALIGNMENT_BYTES, DepthwisePlanesConfig
 
 COMPUTE_BARRIER = 1  # named barrier of the threads that compute
@@ -148,13 +148,10 @@ class DepthwisePlanesKernel:
             with if_(image < w.N):
                 pipeline.producer_acquire(state.index, state.phase)
                 first = (image * w.C + self.channel) * math.prod(w.input_size)
-                emit_ptx(
-                    "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes",
-                    pipeline.stage_address(state.index),
-                    self.arguments["X"].access_ptr("r", offset=first),
-                    T.uint32(int(self.config.copy_bytes)),
-                    pipeline.full_barrier(state.index),
-                )
+                source = self.arguments["X"].access_ptr("r", offset=first)
+                target, barrier = pipeline.stage_address(state.index), pipeline.full_barrier(state.index)
+                evicts_first = self.config.input_eviction == FIRST
+                bulk_load(target, source, int(self.config.copy_bytes), barrier, evicts_first=evicts_first)
                 state.advance()
 
     def compute(self) -> None:

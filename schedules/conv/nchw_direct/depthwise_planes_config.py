@@ -16,7 +16,15 @@ from tvmconv.workloads import Conv
 from tvmconv.workloads.dtypes import get_itemsize
 
 from ..persistent_tiles import PersistentTileConfig
-from ..row_walk import COPY_BYTES, count_lead_lines, count_period_lines, count_periods
+from ..row_walk import (
+    COPY_BYTES,
+    INPUT_EVICTIONS,
+    NORMAL,
+    count_lead_lines,
+    count_period_lines,
+    count_periods,
+    fits_cache,
+)
 from ..tile_config import Rule
 
 STAGE_ALIGNMENT_BYTES = 128
@@ -53,6 +61,7 @@ class DepthwisePlanesConfig(PersistentTileConfig):
     strip: Any  # neighbouring output columns per thread
     rows: Any  # output rows per thread
     stages: Any  # tiles in shared memory; one if several CTAs of an SM take turns
+    input_eviction: Any = NORMAL  # "first": lines of X leave L2 before those of Y
 
     @classmethod
     def list_options(cls, w: Conv) -> Mapping[str, Sequence[Any]]:
@@ -63,6 +72,7 @@ class DepthwisePlanesConfig(PersistentTileConfig):
             "strip": [n for n in STRIPS if n <= round_up(width, 2)],
             "rows": [n for n in range(1, height + 1) if height % n == 0 and height // n <= MAX_PARTS],
             "stages": (1, 2, 3, 4),
+            "input_eviction": INPUT_EVICTIONS,
         }
 
     @classmethod
@@ -97,6 +107,7 @@ class DepthwisePlanesConfig(PersistentTileConfig):
             (f"at least {MIN_THREADS} threads compute", lambda t: t.compute_threads >= MIN_THREADS),
             ("strips fill the columns", lambda t: ceil_div(width, t.strip) * t.strip <= 1.15 * width),
             ("most threads of the last warp compute", lambda t: t.num_items >= 0.8 * t.compute_threads),
+            ("X leaves L2 first if it competes for it", lambda t: (t.input_eviction == NORMAL) | (not fits_cache(w))),
         ]
 
     @classmethod

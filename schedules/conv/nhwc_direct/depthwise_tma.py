@@ -45,7 +45,7 @@ from ...tir_builder import (
     unpack,
 )
 from ..reduction import FLOAT_DTYPES
-from ..row_walk import COPY_BYTES, RowWalk, load_taps
+from ..row_walk import COPY_BYTES, FIRST, RowWalk, load_taps
 from ..tensor_cores.gemm.cta import Cta, allocate_smem, allow_dependent_launch, open_cta
 from ..tensor_cores.gemm.epilogue_ops import EpilogueOps, apply_to_vector
 from ..tensor_cores.gemm.pipelines import PipelineState, TmaPipeline, fence_barrier_init
@@ -147,7 +147,8 @@ class DepthwiseTmaKernel:
                 column = tile.column * w.stride[1] - w.pad_low[1]
                 with serial_loop(int(config.copies_per_window), "copy") as number:
                     pipeline.producer_acquire(state.index, state.phase)
-                    copy = TmaCopy(input_map, pipeline.full_barrier(state.index))
+                    evicts_first = config.input_eviction == FIRST
+                    copy = TmaCopy(input_map, pipeline.full_barrier(state.index), evicts_first=evicts_first)
                     line = row + number * int(config.copied_lines)
                     copy.issue(pipeline.stage_address(state.index), (self.channel, column, line, tile.image))
                     state.advance()

@@ -17,7 +17,15 @@ from tvmconv.workloads import Conv
 from tvmconv.workloads.dtypes import get_itemsize
 
 from ..persistent_tiles import PersistentTileConfig
-from ..row_walk import COPY_BYTES, count_period_lines, count_periods, has_short_padding
+from ..row_walk import (
+    COPY_BYTES,
+    INPUT_EVICTIONS,
+    NORMAL,
+    count_period_lines,
+    count_periods,
+    fits_cache,
+    has_short_padding,
+)
 from ..tile_config import Rule
 
 STAGE_ALIGNMENT_BYTES = 128
@@ -64,7 +72,7 @@ class DepthwiseTmaConfig(PersistentTileConfig):
     """One config, or many configs as columns."""
 
     TILE_KNOBS: ClassVar[tuple[str, ...]] = ("channels", "rows", "columns", "strip")
-    MISSING_KNOBS: ClassVar[Mapping[str, Any]] = {"lines": WHOLE_WINDOW}
+    MISSING_KNOBS: ClassVar[Mapping[str, Any]] = {"lines": WHOLE_WINDOW, "input_eviction": NORMAL}
 
     w: Conv
     vector: Any  # channels per thread
@@ -74,6 +82,7 @@ class DepthwiseTmaConfig(PersistentTileConfig):
     strip: Any  # neighbouring output columns per thread
     stages: Any  # copies in shared memory; one if several CTAs of an SM take turns
     lines: Any = WHOLE_WINDOW  # rows of X per copy, whose loop is not unrolled
+    input_eviction: Any = NORMAL  # "first": lines of X leave L2 before those of Y
 
     @classmethod
     def list_options(cls, w: Conv) -> Mapping[str, Sequence[Any]]:
@@ -90,6 +99,7 @@ class DepthwiseTmaConfig(PersistentTileConfig):
             "strip": STRIPS,
             "stages": (1, 2, 3, 4),
             "lines": (WHOLE_WINDOW, count_period_lines(w), 2 * count_period_lines(w)),
+            "input_eviction": INPUT_EVICTIONS,
         }
 
     @classmethod
@@ -139,6 +149,7 @@ class DepthwiseTmaConfig(PersistentTileConfig):
                 ),
             ),
             ("most threads of the last warp compute", lambda t: t.num_items >= 0.8 * t.compute_threads),
+            ("X leaves L2 first if it competes for it", lambda t: (t.input_eviction == NORMAL) | (not fits_cache(w))),
         ]
 
     @classmethod
