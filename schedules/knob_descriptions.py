@@ -37,6 +37,7 @@ DESCRIPTIONS = {
     '"narrow_last_wave" they divide it along the channels.',
     "filters": 'How often a CTA loads filters: "streamed", with the pixels of a tile, or "resident", once for all.',
     "fragment_prefetch": "When a warp loads its fragments: 0 is just before their product, 1 is one slice earlier.",
+    "input_eviction": 'When lines of the input leave the L2 cache: "first", before others, or in the "normal" order.',
     "input_loader": 'How a channels-first input is loaded: "converted" transposes it by a launch of its own; "tma" and '
     '"cp_async" copy pixels of filters of one tap as they lie; with "halo_smem" and "halo", warps of the kernel '
     "transpose tiles that all taps of the filter share, in shared memory or in registers.",
@@ -44,7 +45,7 @@ DESCRIPTIONS = {
     "kernel_schedule": 'How consumer warpgroups share tiles: "cooperative" computes one tile together; '
     '"cooperative_setmaxnreg" also gives them registers of the producer; "pingpong" alternates two tiles, so that one '
     "warpgroup stores while the other multiplies.",
-    "lines": "Input lines of a window, which TMA loads once for all taps of a plane.",
+    "lines": "Input lines that TMA loads at a time, once for all taps that need them; 0 loads all lines of a tile.",
     "load_rows_once": "1 loads each input row once and adds it to all output rows that it reaches; 0 loads it for each "
     "row of the mask, with shorter code.",
     "local_x": "Output tiles per thread.",

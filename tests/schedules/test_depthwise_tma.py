@@ -20,10 +20,17 @@ SMALL = {"vector": 2, "channels": 16, "rows": 4, "columns": 8, "strip": 4, "stag
     ("text", "config"),
     [
         ("conv2d:2x56x5x13,56x1x3x3,s1,p1,g56,f16,nhwc", {**SMALL, "channels": 32}),  # tiles overhang all axes
-        ("conv2d:2x16x9x16,16x1x3x3,s2,p1,g16,bf16,nhwc,bias,relu", {**SMALL, "strip": 2}),
+        ("conv2d:2x16x9x16,16x1x3x3,s2,p1,g16,bf16,nhwc,bias,relu", {**SMALL, "strip": 2, "input_eviction": "first"}),
         ("conv2d:1x24x20x8,24x1x3x3,s1,p1,g24,f16,nhwc,bias", {**SMALL, "channels": 24, "rows": 14, "lines": 3}),
         ("conv2d:1x8x30x8,8x1x5x5,s1,p2,g8,nhwc,add", {**SMALL, "vector": 1, "channels": 8, "rows": 28, "lines": 10}),
-        ("conv2d:1x16x31x16,16x1x3x3,s2,p1,g16,bf16,nhwc", {**SMALL, "rows": 14, "lines": 4, "stages": 3}),
+        (
+            "conv2d:1x16x31x16,16x1x3x3,s2,p1,g16,bf16,nhwc",
+            {**SMALL, "rows": 14, "lines": 4, "input_eviction": "first"},
+        ),
+        ("conv2d:1x16x14x14,16x1x5x5,s1,p2,g16,nhwc", {**SMALL, "vector": 1, "columns": 14, "strip": 7, "rows": 14}),
+        ("conv2d:1x16x27x8,16x1x5x5,s1,p2,g16,f16,nhwc,add", {**SMALL, "rows": 27, "lines": 5}),
+        ("conv2d:1x16x27x17,16x1x3x3,s2,p1,g16,f16,nhwc", {**SMALL, "rows": 14, "lines": 4}),
+        ("conv2d:1x16x12x8,16x1x3x3,s1,p2,g16,f16,nhwc", {**SMALL, "rows": 14}),  # as much padding as there can be
         ("conv2d:1x16x20x9,16x1x3x3,s1,p2,d2,g16,f16,nhwc", {**SMALL, "rows": 14, "lines": 5}),
         ("conv2d:2x16x9x8,16x1x5x5,s1,p2,g16,f16,nhwc,bias,silu,add", {**SMALL, "stages": 3}),
         ("conv2d:1x12x9x17,12x1x3x3,s1,p1,g12,nhwc", {**SMALL, "channels": 12, "vector": 4}),

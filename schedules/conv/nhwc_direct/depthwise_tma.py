@@ -36,25 +36,21 @@ from ...tir_builder import (
     declare_tensor_map,
     emit_call,
     if_,
-    is_below,
-    items_loop,
-    load_global,
     load_shared,
     logical_and,
     serial_loop,
     store,
     store_global,
-    store_shared,
     to_uint32,
     unpack,
 )
 from ..reduction import FLOAT_DTYPES
-from ..tensor_cores.gemm.atoms import named_barrier_sync
+from ..row_walk import COPY_BYTES, FIRST, RowWalk, load_taps
 from ..tensor_cores.gemm.cta import Cta, allocate_smem, allow_dependent_launch, open_cta
 from ..tensor_cores.gemm.epilogue_ops import EpilogueOps, apply_to_vector
 from ..tensor_cores.gemm.pipelines import PipelineState, TmaPipeline, fence_barrier_init
 from ..tensor_cores.gemm.tma import TmaCopy, prefetch_tensor_maps
-from .depthwise_tma_config import COPY_BYTES, STAGE_ALIGNMENT_BYTES, DepthwiseTmaConfig
+from .depthwise_tma_config import STAGE_ALIGNMENT_BYTES, DepthwiseTmaConfig
 
 COMPUTE_BARRIER = 1  # named barrier of the threads that compute
 MIN_PROMISING_BYTES = 8 << 20  # of inputs and outputs, below which the latency of a launch decides
@@ -147,11 +143,12 @@ class DepthwiseTmaKernel:
         with serial_loop(int(config.tiles_per_cta), "round") as tile_round:
             index, tile = self.locate(tile_round)
             with if_(index < int(config.pixel_tiles)):
-                row = tile.row * w.stride[0] - w.pad_low[0]
+                row = tile.row * w.stride[0] - w.pad_low[0] + int(config.skipped_lines)
                 column = tile.column * w.stride[1] - w.pad_low[1]
                 with serial_loop(int(config.copies_per_window), "copy") as number:
                     pipeline.producer_acquire(state.index, state.phase)
-                    copy = TmaCopy(input_map, pipeline.full_barrier(state.index))
+                    evicts_first = config.input_eviction == FIRST
+                    copy = TmaCopy(input_map, pipeline.full_barrier(state.index), evicts_first=evicts_first)
                     line = row + number * int(config.copied_lines)
                     copy.issue(pipeline.stage_address(state.index), (self.channel, column, line, tile.image))
                     state.advance()
@@ -168,76 +165,29 @@ class DepthwiseTmaKernel:
         lane_channel = Register("lane_channel", value=item % vectors * vector).value
         first_column = Register("first_column", value=item // vectors * strip).value
         channel = Register("channel", value=self.channel + lane_channel).value
-        taps = self.load_taps(lane_channel)
+        taps = load_taps(
+            config.w,
+            self.arguments["K"],
+            self.smem + to_uint32(int(config.filter_offset_bytes)),
+            first_channel=self.channel,
+            lane_channel=lane_channel,
+            num_channels=int(config.channels),
+            vector=vector,
+            thread=thread,
+            num_threads=int(config.compute_threads),
+            barrier=COMPUTE_BARRIER,
+            is_flipped=self.is_flipped,
+        )
         pixel = first_column * (config.w.stride[1] * int(config.channels)) + lane_channel
         window_offset = Register("window_offset", value=pixel * itemsize).value
         with serial_loop(int(config.tiles_per_cta), "round") as tile_round:
             index, tile = self.locate(tile_round)
             with if_(index < int(config.pixel_tiles)):
-                self.walk(WindowWalker(self, tile, taps, window_offset, channel, first_column))
-
-    def load_taps(self, lane_channel: Expr) -> Buffer:
-        """Load the taps of a thread's channels, widened to float32: taps × channels.
-
-        The filters of the CTA's channels are contiguous in global memory. They pass through shared memory, because
-        threads that load their own filters touch a line of memory each.
-        """
-        config, w = self.config, self.config.w
-        (height, width), vector, itemsize = w.kernel, int(config.vector), int(config.itemsize)
-        num_taps, compute_threads = height * width, int(config.compute_threads)
-        filters, smem = self.arguments["K"], self.smem + to_uint32(int(config.filter_offset_bytes))
-        copied, elements = allocate("copied_taps", 4, "uint32"), COPY_BYTES // itemsize
-        first = Register("first_tap", value=self.channel * num_taps).value
-        num_copies, block_taps = int(config.filter_bytes) // COPY_BYTES, int(config.channels) * num_taps
-        with (
-            items_loop(num_copies, self.cta.thread.thread, compute_threads) as item,
-            if_(is_below(first + item * elements, w.C * num_taps, block_taps)),
-        ):
-            load_global(copied, filters, first + item * elements, elements)
-            store_shared(smem + to_uint32(item * COPY_BYTES), copied, COPY_BYTES)
-        named_barrier_sync(COMPUTE_BARRIER, compute_threads)
-        taps = allocate("taps", num_taps * vector, "float32")
-        if int(config.channel_blocks * config.channels) > w.C:  # a thread whose channels do not exist
-            lane_channel = T.min(lane_channel, w.C - vector - self.channel)
-        address = Register("taps_address", "uint32", smem + to_uint32(lane_channel * (num_taps * itemsize))).value
-        nbytes = num_taps * vector * itemsize
-        part = math.gcd(nbytes, COPY_BYTES)  # the alignment of a thread's taps
-        words = allocate("tap_words", 4, "uint32")
-        for offset in range(0, nbytes, part):
-            load_shared(words, address + to_uint32(offset), part)
-            for i, value in enumerate(unpack(words, part // itemsize, w.storage), offset // itemsize):
-                e, tap = divmod(i, num_taps)
-                if self.is_flipped:
-                    tap = num_taps - 1 - tap
-                store(taps, tap * vector + e, value)
-        return taps
-
-    def walk(self, walker: WindowWalker) -> None:
-        """Walk down the rows of a window.
-
-        Rows after the first complete output repeat themselves, so that a loop over them has the same registers in each
-        round.
-        """
-        config, step = self.config, self.config.w.stride[0]
-        lead, copied_lines, periods = config.lead_lines, int(config.copied_lines), int(config.num_periods)
-        rows, window_lines, looped = int(config.rows), int(config.window_lines), periods * copied_lines
-        for line in range(lead):
-            walker.add_line(line, rows)
-        if periods:
-            with serial_loop(periods, "period") as period:
-                first_row = Register("first_row", value=period * (copied_lines // step)).value
-                for line in range(lead, lead + copied_lines):
-                    walker.add_line(line, rows, first_row)
-        for line in range(lead + looped, window_lines):
-            first_row = looped // step
-            walker.add_line(line - looped, rows - first_row, first_row, is_last=line == window_lines - 1)
+                WindowWalk(self, tile, taps, window_offset, channel, first_column).run()
 
 
-class WindowWalker:
-    """A thread's walk down the rows of a window, with the sums of the output rows under way.
-
-    The sums of an output row are at its index modulo the number of rows under way.
-    """
+class WindowWalk(RowWalk):
+    """A thread's walk down a window, whose rows arrive by one copy or several."""
 
     def __init__(
         self,
@@ -249,73 +199,59 @@ class WindowWalker:
         first_column: Expr,
     ) -> None:
         config = kernel.config
-        self.kernel, self.tile, self.taps, self.channel = kernel, tile, taps, channel
-        self.window_offset, self.first_column = window_offset, first_column
-        self.strip, self.vector = int(config.strip), int(config.vector)
-        self.live_rows = config.count_period_lines(config.w) // config.w.stride[0]
+        strip, vector, rows, period_lines = (
+            int(value) for value in (config.strip, config.vector, config.rows, config.copied_lines)
+        )
+        sizes = {"strip": strip, "vector": vector, "rows": rows, "period_lines": period_lines}
+        super().__init__(config.w, taps, **sizes, num_periods=int(config.num_periods))
+        self.kernel, self.tile, self.channel, self.first_column = kernel, tile, channel, first_column
+        self.window_offset, self.copied_lines = window_offset, int(config.copied_lines)
+        self.skipped_lines = int(config.skipped_lines)
         self.window = Register("window_address", "uint32")
-        self.sums = allocate("sums", self.live_rows * self.strip * self.vector, "float32")
         self.words = allocate("pixels", max(1, self.vector * int(config.itemsize) // 4), "uint32")
-        self.values = allocate("row", int(config.strip_columns) * self.vector, "float32")
 
-    def add_line(self, line: int, num_rows: int, first_row: Expr = 0, *, is_last: bool = False) -> None:
-        """Add a row of the window to the output rows that need it, and store the one that is complete.
+    @property
+    def lines(self) -> range:
+        """Rows of the window that are copied."""
+        return range(self.skipped_lines, self.skipped_lines + int(self.kernel.config.window_lines))
 
-        Args:
-            line: Row of the window, relative to that of `first_row`.
-            num_rows: Output rows of the tile from `first_row` on.
-            first_row: Output row that counts as the first one.
-            is_last: Whether the window ends with this row.
-        """
-        config, kernel = self.kernel.config, self.kernel
-        step, copied_lines, state = config.w.stride[0], int(config.copied_lines), kernel.state
-        if line % copied_lines == 0:
-            kernel.pipeline.consumer_wait(state.index, state.phase)
-            self.window.set(kernel.pipeline.stage_address(state.index) + to_uint32(self.window_offset))
-        rows = [(r, *divmod(line - r * config.w.dilation[0], step)) for r in range(config.w.kernel[0])]
-        users = [(r, y) for r, y, remainder in rows if remainder == 0 and 0 <= y < num_rows]
-        if users:
-            self.load_line(line % copied_lines)
-        if line % copied_lines == copied_lines - 1 or is_last:
+    def begin_line(self, line: int) -> None:
+        """Wait for the copy that begins with a row."""
+        if (line - self.skipped_lines) % self.copied_lines == 0:
+            pipeline, state = self.kernel.pipeline, self.kernel.state
+            pipeline.consumer_wait(state.index, state.phase)
+            self.window.set(pipeline.stage_address(state.index) + to_uint32(self.window_offset))
+
+    def end_line(self, line: int, *, is_last: bool) -> None:
+        """Release the stage of the copy that ends with a row."""
+        if (line + 1 - self.skipped_lines) % self.copied_lines == 0 or is_last:
             emit_call(T.cuda.warp_sync())
-            with if_(kernel.cta.thread.lane == 0):
-                kernel.pipeline.consumer_arrive(state.index)
-            state.advance()
-        for r, y in users:
-            self.add_products(r, y % self.live_rows)
-        for r, y in users:
-            if r == config.w.kernel[0] - 1:
-                self.store_row(first_row + y, y % self.live_rows)
+            with if_(self.kernel.cta.thread.lane == 0):
+                self.kernel.pipeline.consumer_arrive(self.kernel.state.index)
+            self.kernel.state.advance()
 
-    def load_line(self, line: int) -> None:
+    def load_line(self, line: int, first_row: Expr) -> None:
         """Load the needed columns of a row of a copy, widened to float32."""
-        config, w = self.kernel.config, self.kernel.config.w
+        config, w = self.kernel.config, self.w
         pixel_bytes = int(config.channels) * int(config.itemsize)
+        copied_line = (line - self.skipped_lines) % self.copied_lines
         strip_taps = itertools.product(range(self.strip), range(w.kernel[1]))
         # A stride or a dilation may leave gaps.
         for column in sorted({j * w.stride[1] + s * w.dilation[1] for j, s in strip_taps}):
-            offset = (line * int(config.window_columns) + column) * pixel_bytes
+            offset = (copied_line * int(config.window_columns) + column) * pixel_bytes
             load_shared(self.words, self.window.value + to_uint32(offset), self.vector * int(config.itemsize))
             for e, value in enumerate(unpack(self.words, self.vector, w.storage)):
                 store(self.values, column * self.vector + e, value)
 
-    def add_products(self, r: int, slot: int) -> None:
-        """Multiply the loaded row by a row of the filter; the first one begins the sums of an output row."""
-        w, width, vector = self.kernel.config.w, self.kernel.config.w.kernel[1], self.vector
-        for j, s, e in itertools.product(range(self.strip), range(width), range(vector)):
-            place, column = (slot * self.strip + j) * vector + e, j * w.stride[1] + s * w.dilation[1]
-            product = self.values[column * vector + e] * self.taps[(r * width + s) * vector + e]
-            store(self.sums, place, product if r == s == 0 else self.sums[place] + product)
-
-    def store_row(self, y: Expr, slot: int) -> None:
+    def store_row(self, row: Expr, slot: int) -> None:
         """Apply the epilogue to an output row of the strip, and store it."""
         kernel, tile, channel = self.kernel, self.tile, self.channel
         config, w, thread = kernel.config, kernel.config.w, kernel.cta.thread.thread
         strip, vector, (height, width) = self.strip, self.vector, w.output_size
         results, packed = allocate("results", vector, "float32"), allocate("packed", 8, "uint32")
-        row, is_exact = tile.row + y, int(config.num_items) == int(config.compute_threads)
+        y, is_exact = tile.row + row, int(config.num_items) == int(config.compute_threads)
         conditions = [] if is_exact else [thread < int(config.num_items)]
-        conditions += [row < height] * (height % int(config.rows) > 0)
+        conditions += [y < height] * (height % int(config.rows) > 0)
         conditions += [channel < w.C] * (int(config.channel_blocks * config.channels) > w.C)
         for j in range(strip):
             column = tile.column + self.first_column + j
@@ -323,7 +259,7 @@ class WindowWalker:
             with if_(logical_and(*inside) if inside else True):
                 for e in range(vector):
                     store(results, e, self.sums[(slot * strip + j) * vector + e])
-                index = ((tile.image * height + row) * width + column) * w.O + channel
+                index = ((tile.image * height + y) * width + column) * w.O + channel
                 apply_to_vector(kernel.ops, kernel.arguments, channel, index, vector, results, packed)
                 store_global(kernel.arguments["Y"], index, packed, vector)
 

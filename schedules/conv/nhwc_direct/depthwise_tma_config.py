@@ -17,9 +17,17 @@ from tvmconv.workloads import Conv
 from tvmconv.workloads.dtypes import get_itemsize
 
 from ..persistent_tiles import PersistentTileConfig
+from ..row_walk import (
+    COPY_BYTES,
+    INPUT_EVICTIONS,
+    NORMAL,
+    count_period_lines,
+    count_periods,
+    fits_cache,
+    has_short_padding,
+)
 from ..tile_config import Rule
 
-COPY_BYTES = 16  # of which the innermost axis of a copy by TMA has a multiple
 STAGE_ALIGNMENT_BYTES = 128
 BARRIER_BYTES = 8
 MAX_SHARED_BYTES = 227 << 10
@@ -34,6 +42,7 @@ OVERHEAD_REGISTERS = 32  # besides sums, taps and a row of the window
 MEMORY_BYTES_PER_CLOCK, L2_BYTES_PER_CLOCK = 17, 36
 MIN_COPIED_BYTES = 64  # contiguous bytes below which TMA copies more slowly
 SHARED_BYTES_PER_CLOCK = 128  # of an SM
+ROWS = (2, 4, 7, 8, 14, 28, 56)  # output rows of a tile, besides all rows of an image, a half and a quarter
 STRIPS = (1, 2, 4, 5, 7)  # neighbouring output columns per thread
 WHOLE_WINDOW = 0  # the number of rows per copy that stands for all rows of a window
 OVERLAP = 0.9  # fraction of work that the longest part of it hides
@@ -63,7 +72,7 @@ class DepthwiseTmaConfig(PersistentTileConfig):
     """One config, or many configs as columns."""
 
     TILE_KNOBS: ClassVar[tuple[str, ...]] = ("channels", "rows", "columns", "strip")
-    MISSING_KNOBS: ClassVar[Mapping[str, Any]] = {"lines": WHOLE_WINDOW}
+    MISSING_KNOBS: ClassVar[Mapping[str, Any]] = {"lines": WHOLE_WINDOW, "input_eviction": NORMAL}
 
     w: Conv
     vector: Any  # channels per thread
@@ -73,6 +82,7 @@ class DepthwiseTmaConfig(PersistentTileConfig):
     strip: Any  # neighbouring output columns per thread
     stages: Any  # copies in shared memory; one if several CTAs of an SM take turns
     lines: Any = WHOLE_WINDOW  # rows of X per copy, whose loop is not unrolled
+    input_eviction: Any = NORMAL  # "first": lines of X leave L2 before those of Y
 
     @classmethod
     def list_options(cls, w: Conv) -> Mapping[str, Sequence[Any]]:
@@ -84,17 +94,13 @@ class DepthwiseTmaConfig(PersistentTileConfig):
         return {
             "vector": [v for v in vectors if w.C % v == 0],
             "channels": list_channel_choices(w),
-            "rows": list_extent_choices(height, (2, 4, 7, 8, 14, 28, 56)),
+            "rows": list_extent_choices(height, sorted({*ROWS, *(ceil_div(height, n) for n in (1, 2, 4))})),
             "columns": list_extent_choices(round_up(width, max(STRIPS)), wide),
             "strip": STRIPS,
             "stages": (1, 2, 3, 4),
-            "lines": (WHOLE_WINDOW, cls.count_period_lines(w), 2 * cls.count_period_lines(w)),
+            "lines": (WHOLE_WINDOW, count_period_lines(w), 2 * count_period_lines(w)),
+            "input_eviction": INPUT_EVICTIONS,
         }
-
-    @staticmethod
-    def count_period_lines(w: Conv) -> int:
-        """Return the rows of X after which a walk down a window repeats itself: those of the sums under way."""
-        return ceil_div((w.kernel[0] - 1) * w.dilation[0] + 1, w.stride[0]) * w.stride[0]
 
     @classmethod
     def list_required(cls, w: Conv) -> list[Rule]:
@@ -143,6 +149,7 @@ class DepthwiseTmaConfig(PersistentTileConfig):
                 ),
             ),
             ("most threads of the last warp compute", lambda t: t.num_items >= 0.8 * t.compute_threads),
+            ("X leaves L2 first if it competes for it", lambda t: (t.input_eviction == NORMAL) | (not fits_cache(w))),
         ]
 
     @classmethod
@@ -162,9 +169,21 @@ class DepthwiseTmaConfig(PersistentTileConfig):
         return (outputs - 1) * w.stride[axis] + (w.kernel[axis] - 1) * w.dilation[axis] + 1
 
     @property
+    def has_whole_images(self) -> Any:
+        """Whether a tile has all rows of an image, so that it needs none outside of it."""
+        return (self.rows >= self.w.output_size[0]) & has_short_padding(self.w)
+
+    @property
+    def skipped_lines(self) -> Any:
+        """Rows before the window, which are zero for all tiles."""
+        return np.where(self.has_whole_images, self.w.pad_low[0], 0)
+
+    @property
     def window_lines(self) -> Any:
         """Rows of X that a tile reads."""
-        return self._window_extent(0, self.rows)
+        lines = self._window_extent(0, self.rows)
+        inside = np.minimum(lines - self.w.pad_low[0], self.w.input_size[0])
+        return np.where(self.has_whole_images, inside, lines)
 
     @property
     def window_columns(self) -> Any:
@@ -187,15 +206,10 @@ class DepthwiseTmaConfig(PersistentTileConfig):
         return ceil_div(self.window_lines, self.copied_lines)
 
     @property
-    def lead_lines(self) -> int:
-        """Rows of a window before the one that completes the first output row."""
-        return (self.w.kernel[0] - 1) * self.w.dilation[0]
-
-    @property
     def num_periods(self) -> Any:
-        """Rounds of a loop over rows of a window; it begins after `lead_lines`, and the last row is not in it."""
-        limit = np.minimum(self.rows * self.w.stride[0], self.window_lines - 1)
-        return np.where(self.lines == WHOLE_WINDOW, 0, np.maximum(0, limit - self.lead_lines) // self.copied_lines)
+        """Rounds of the loop over rows of a window, which leaves the last row out."""
+        end = np.minimum(self.rows * self.w.stride[0], self.skipped_lines + self.window_lines - 1)
+        return np.where(self.lines == WHOLE_WINDOW, 0, count_periods(self.w, end, self.copied_lines))
 
     @property
     def copy_bytes(self) -> Any:

@@ -11,6 +11,7 @@ import numpy as np
 from tvmconv.emulator.errors import ExecutionError
 from tvmconv.emulator.instructions import (  # noqa: F401  they register their instructions
     barriers,
+    bulk,
     data_movement,
     matrices,
     tma,

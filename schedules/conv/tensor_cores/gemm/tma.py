@@ -26,6 +26,8 @@ def tma_load(
     full_barrier: Expr,
     im2col_offsets: Sequence[Expr] = (),
     multicast_mask: Expr = None,
+    *,
+    evicts_first: bool = False,
 ) -> None:
     """Copy a box to shared memory, and complete its bytes at a barrier.
 
@@ -36,14 +38,32 @@ def tma_load(
         full_barrier: Address of the barrier.
         im2col_offsets: Offsets of the filter tap along the spatial axes.
         multicast_mask: CTAs of the cluster that receive the box; None for this CTA only.
+        evicts_first: Whether the lines that it reads leave L2 before others.
     """
     mode = ".im2col" if im2col_offsets else ""
     multicast = ".multicast::cluster" if multicast_mask is not None else ""
-    space = f"{len(coordinates)}d.shared::cluster.global{mode}.mbarrier::complete_tx::bytes{multicast}"
+    hint, policy = (".L2::cache_hint", (T.uint64(EVICT_FIRST_POLICY),)) if evicts_first else ("", ())
+    space = f"{len(coordinates)}d.shared::cluster.global{mode}.mbarrier::complete_tx::bytes{multicast}{hint}"
     mask = () if multicast_mask is None else (multicast_mask,)
-    emit_ptx(
-        f"cp.async.bulk.tensor.{space}", destination, tensor_map, *coordinates, full_barrier, *im2col_offsets, *mask
-    )
+    operands = *coordinates, full_barrier, *im2col_offsets, *mask, *policy
+    emit_ptx(f"cp.async.bulk.tensor.{space}", destination, tensor_map, *operands)
+
+
+def bulk_load(
+    destination: Expr, source: Expr, num_bytes: int, full_barrier: Expr, *, evicts_first: bool = False
+) -> None:
+    """Copy contiguous bytes to shared memory, and complete them at a barrier. Source: PTX ISA, "cp.async.bulk".
+
+    Args:
+        destination: Shared-memory address, a multiple of 16.
+        source: Pointer to global memory, a multiple of 16.
+        num_bytes: Number of bytes, a multiple of 16.
+        full_barrier: Address of the barrier.
+        evicts_first: Whether the lines that it reads leave L2 before others.
+    """
+    hint, policy = (".L2::cache_hint", (T.uint64(EVICT_FIRST_POLICY),)) if evicts_first else ("", ())
+    space = f"shared::cluster.global.mbarrier::complete_tx::bytes{hint}"
+    emit_ptx(f"cp.async.bulk.{space}", destination, source, T.uint32(num_bytes), full_barrier, *policy)
 
 
 @dataclass(frozen=True)
@@ -54,10 +74,12 @@ class TmaCopy:
     full_barrier: Expr  # address of the barrier at which the bytes complete
     multicast_mask: Expr = None  # CTAs of the cluster that receive the boxes; None for this CTA only
     cache_map: Expr = None  # tensor map of cached frames, if there are
+    evicts_first: bool = False  # whether the lines that it reads leave L2 before others
 
     def issue(self, destination: Expr, coordinates: Sequence[Expr], im2col_offsets: Sequence[Expr] = ()) -> None:
         """Copy a box to shared memory; see `tma_load`."""
-        tma_load(destination, self.tensor_map, coordinates, self.full_barrier, im2col_offsets, self.multicast_mask)
+        operands = self.tensor_map, coordinates, self.full_barrier, im2col_offsets, self.multicast_mask
+        tma_load(destination, *operands, evicts_first=self.evicts_first)
 
 
 def tma_store(tensor_map: Expr, coordinates: Sequence[Expr], source: Expr, *, evicts_first: bool = False) -> None:

@@ -1,0 +1,300 @@
+"""Depthwise convolution, channels first, whose planes are copied whole to shared memory ahead of the computation.
+
+At large batches a depthwise layer is bound by memory, and `depthwise_nchw` by the latency of its loads. Planes of
+neighbouring channels are contiguous, so that a warp of a persistent CTA copies those of a tile at once, by a bulk copy
+that needs no tensor map, while the other warps compute the tiles before.
+
+A thread computes a strip of neighbouring columns of one channel, and walks down the rows of the plane. It reads each
+row from shared memory once, in vectors. Rows outside of the image are left out, and vectors to the left or to the right
+of it are zeros. All tiles of a CTA have the same channels, whose taps stay in registers in float32.
+
+Source: PTX ISA, "cp.async.bulk".
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+from tvm.s_tir import Schedule
+from tvm.script import tirx as T  # noqa: N812  (TVM's own name for it)
+
+from tvmconv.registry import schedule
+from tvmconv.requirements import CHANNELS_FIRST_LAYOUT, Requirement, all_of
+from tvmconv.space import Knobs
+from tvmconv.target import WARP_SIZE
+from tvmconv.workloads import Conv
+
+from ...primitives import disable_buffer_reuse
+from ...tir_builder import (
+    Buffer,
+    Expr,
+    Register,
+    allocate,
+    build_schedule,
+    emit_call,
+    if_,
+    load_shared,
+    logical_and,
+    serial_loop,
+    store,
+    store_global,
+    to_uint32,
+    unpack,
+)
+from ..reduction import FLOAT_DTYPES
+from ..row_walk import COPY_BYTES, FIRST, RowWalk, count_period_lines, has_short_padding, load_taps
+from ..tensor_cores.gemm.cta import Cta, allocate_smem, allow_dependent_launch, open_cta
+from ..tensor_cores.gemm.epilogue_ops import EpilogueOps, apply_to_pixels
+from ..tensor_cores.gemm.pipelines import PipelineState, TmaPipeline, fence_barrier_init
+from ..tensor_cores.gemm.tma import bulk_load
+from .depthwise_planes_config import STAGE_ALIGNMENT_BYTES, DepthwisePlanesConfig
+
+COMPUTE_BARRIER = 1  # named barrier of the threads that compute
+MIN_PROMISING_BYTES = 8 << 20  # of inputs and outputs, below which the latency of a launch decides
+
+
+def has_depthwise_planes(w: Conv) -> bool:
+    """Whether each channel has one filter, and planes fit in shared memory."""
+    return (
+        w.spatial_ndim == 2
+        and w.C == w.O == w.groups > 1
+        and not w.returns_stats
+        and not w.has_large_tensors
+        and not w.cached_frames
+        and max(w.upsampling) == 1
+        and all(max(w.pad_low[i], w.pad_high[i]) <= (w.kernel[i] - 1) * w.dilation[i] for i in range(2))
+        and DepthwisePlanesConfig.has_config(w)
+    )
+
+
+def is_promising(w: Conv) -> bool:
+    """Return whether memory may bound the layer."""
+    return bool(w.min_bytes >= MIN_PROMISING_BYTES)
+
+
+PLANES = Requirement(
+    "depthwise images whose planes fit in shared memory, and padding that is narrower than the filters",
+    has_depthwise_planes,
+    lambda w: f"filters of {math.prod(w.kernel)} taps for {w.C} to {w.O} channels in {w.groups} groups",
+)
+
+
+@schedule(
+    "conv2d",
+    dtypes=FLOAT_DTYPES,
+    usage=DepthwisePlanesConfig.compute_usage,
+    condition=all_of(CHANNELS_FIRST_LAYOUT, PLANES),
+    search_if=is_promising,
+    starting_configs=DepthwisePlanesConfig.list_starting_configs,
+    device_kinds=("cuda",),
+    min_arch=90,
+)
+def depthwise_planes(s: Schedule, w: Conv, k: Knobs) -> Schedule:
+    """Copy whole planes ahead, and compute a strip of columns of a channel per thread."""
+    config = DepthwisePlanesConfig.declare_knobs(w, k)
+    built = build_schedule(w, lambda arguments: emit_kernel(config, arguments))
+    disable_buffer_reuse(built)  # TVM does not see the accesses of bulk copies
+    return built
+
+
+def emit_kernel(config: DepthwisePlanesConfig, arguments: dict[str, Buffer]) -> None:
+    """Emit the kernel."""
+    compute_threads, stages = int(config.compute_threads), int(config.stages)
+    with open_cta(int(config.num_blocks), int(config.num_threads), 1, splits_in_cluster=False) as cta:
+        smem = allocate_smem(int(config.smem_bytes), STAGE_ALIGNMENT_BYTES)
+        barriers = smem + to_uint32(int(config.barrier_offset_bytes))
+        sizes = int(config.stage_bytes), barriers, stages, int(config.copy_bytes)
+        pipeline = TmaPipeline(smem, *sizes, num_consumers=compute_threads // WARP_SIZE)
+        with if_(cta.thread.thread == 0):
+            pipeline.init_barriers()
+            fence_barrier_init()
+        emit_call(T.cuda.cta_sync())
+        allow_dependent_launch()
+        ops = EpilogueOps.from_workload(config.w).bind_tensor_args(arguments, uses_registers=True)
+        kernel = DepthwisePlanesKernel(config, arguments, ops, cta, smem, pipeline, PipelineState("plane", stages))
+        with if_(cta.thread.thread < compute_threads):
+            kernel.compute()
+        with if_(cta.thread.is_first_of_warp(compute_threads // WARP_SIZE)):
+            kernel.load_planes()
+
+
+@dataclass(frozen=True)
+class DepthwisePlanesKernel:
+    """What the warps of a CTA share, whatever their roles."""
+
+    config: DepthwisePlanesConfig
+    arguments: dict[str, Buffer]
+    ops: EpilogueOps
+    cta: Cta
+    smem: Expr  # address of the shared memory
+    pipeline: TmaPipeline
+    state: PipelineState
+
+    @property
+    def channel(self) -> Expr:
+        """First channel of the CTA."""
+        return self.cta.index % int(self.config.channel_blocks) * int(self.config.channels)
+
+    def locate(self, tile_round: Expr) -> Expr:
+        """Return the image of the CTA in a round."""
+        return self.cta.index // int(self.config.channel_blocks) + tile_round * int(self.config.ctas_per_block)
+
+    def load_planes(self) -> None:
+        """Copy the planes of all tiles; run by one thread."""
+        w, pipeline, state = self.config.w, self.pipeline, self.state
+        with serial_loop(int(self.config.tiles_per_cta), "round") as tile_round:
+            image = self.locate(tile_round)
+            with if_(image < w.N):
+                pipeline.producer_acquire(state.index, state.phase)
+                first = (image * w.C + self.channel) * math.prod(w.input_size)
+                source = self.arguments["X"].access_ptr("r", offset=first)
+                target, barrier = pipeline.stage_address(state.index), pipeline.full_barrier(state.index)
+                evicts_first = self.config.input_eviction == FIRST
+                bulk_load(target, source, int(self.config.copy_bytes), barrier, evicts_first=evicts_first)
+                state.advance()
+
+    def compute(self) -> None:
+        """Compute all tiles; run by all threads but those of the last warp."""
+        config, thread, w = self.config, self.cta.thread.thread, self.config.w
+        strips, channels, items = int(config.strips), int(config.channels), int(config.num_items)
+        item = thread
+        if items < int(config.compute_threads):  # a thread without an item computes the first one
+            item = Register("item", value=T.Select(thread < items, thread, 0)).value
+        lane_channel = Register("lane_channel", value=item // strips % channels).value
+        column = Register("first_column", value=item % strips * int(config.strip)).value
+        row = (
+            Register("part_row", value=item // (strips * channels) * int(config.rows)).value if config.parts > 1 else 0
+        )
+        taps = load_taps(
+            w,
+            self.arguments["K"],
+            self.smem + to_uint32(int(config.filter_offset_bytes)),
+            first_channel=self.channel,
+            lane_channel=lane_channel,
+            num_channels=channels,
+            vector=1,
+            thread=thread,
+            num_threads=int(config.compute_threads),
+            barrier=COMPUTE_BARRIER,
+        )
+        pixel = (lane_channel * w.input_size[0] + row * w.stride[0]) * w.input_size[1] + column * w.stride[1]
+        offset = Register("strip_offset", value=pixel * config.itemsize).value
+        with serial_loop(int(config.tiles_per_cta), "round") as tile_round:
+            image = self.locate(tile_round)
+            with if_(image < w.N):
+                self.pipeline.consumer_wait(self.state.index, self.state.phase)
+                address = self.pipeline.stage_address(self.state.index) + to_uint32(offset)
+                plane = Register("strip_address", "uint32", address).value
+                index = Register("plane_index", value=image * w.C + self.channel + lane_channel).value
+                PlaneWalk(self, taps, plane, index, self.channel + lane_channel, row, column).run()
+                self.state.advance()
+
+
+class PlaneWalk(RowWalk):
+    """A thread's walk down the rows of a plane, or a part of them."""
+
+    def __init__(
+        self,
+        kernel: DepthwisePlanesKernel,
+        taps: Buffer,
+        address: Expr,
+        plane: Expr,
+        channel: Expr,
+        first_row: Expr,
+        column: Expr,
+    ) -> None:
+        """Bind a walk: `address` of the strip's first input pixel, `plane` among all planes, and the first output."""
+        config = kernel.config
+        period_lines, periods = count_period_lines(config.w), int(config.num_periods)
+        sizes = {"strip": int(config.strip), "rows": int(config.rows), "period_lines": period_lines}
+        super().__init__(config.w, taps, vector=1, num_periods=periods, **sizes)
+        self.kernel, self.address, self.plane, self.channel = kernel, address, plane, channel
+        self.first_row, self.column = first_row, column
+        self.words = allocate("pixels", COPY_BYTES // 4, "uint32")
+
+    @property
+    def lines(self) -> range:
+        """Rows of the window inside of the image; all rows if those outside are not the same for all threads."""
+        w, lines = self.w, super().lines
+        if int(self.kernel.config.parts) > 1 or not has_short_padding(w):
+            return lines
+        return range(w.pad_low[0], min(lines.stop, w.pad_low[0] + w.input_size[0]))
+
+    def begin_line(self, line: int) -> None:
+        """Keep the compiler from loading rows long before their use, which takes registers: the planes are there."""
+        emit_call(T.cuda.warp_sync())
+
+    def end_line(self, line: int, *, is_last: bool) -> None:
+        """Release the stage."""
+        if is_last:
+            emit_call(T.cuda.warp_sync())
+            with if_(self.kernel.cta.thread.lane == 0):
+                self.kernel.pipeline.consumer_arrive(self.kernel.state.index)
+
+    def load_line(self, line: int, first_row: Expr) -> None:
+        """Load the columns of a row in vectors, with zeros outside of the image."""
+        w, itemsize = self.w, self.kernel.config.itemsize
+        width, step = w.input_size[1], w.stride[0]
+        pitch, row = width * itemsize, line - w.pad_low[0]
+        address = self.address
+        if not isinstance(first_row, int):
+            address = address + to_uint32(first_row * (step * pitch))
+        elif first_row:
+            row += first_row * step
+        conditions = self._list_row_conditions(row, first_row)
+        last_column = (w.output_size[1] - 1) // self.strip * self.strip * w.stride[1]
+        first, count = -w.pad_low[1], (self.strip - 1) * w.stride[1] + (w.kernel[1] - 1) * w.dilation[1] + 1
+        for offset, size in self._list_vectors(first, first + count):
+            inside = [self.column * w.stride[1] + offset >= 0] * (offset < 0)
+            inside += [self.column * w.stride[1] + offset < width] * (last_column + offset + size > width)
+            num_words = max(1, size * itemsize // 4)
+            distance = row * pitch + offset * itemsize
+            place = address + T.uint32(distance) if distance >= 0 else address - T.uint32(-distance)
+            if conditions or inside:
+                for i in range(num_words):
+                    store(self.words, i, T.uint32(0))
+            with if_(logical_and(*conditions, *inside) if conditions or inside else True):
+                load_shared(self.words, place, size * itemsize)
+            for e, value in enumerate(unpack(self.words, size, w.storage)):
+                store(self.values, offset - first + e, value)
+
+    def _list_row_conditions(self, row: int, first_row: Expr) -> list[Expr]:
+        """Return the conditions under which a row of X, relative to the thread's part, is inside of the image."""
+        w, config = self.w, self.kernel.config
+        if not isinstance(first_row, int):  # the loop has no other rows
+            return []
+        last_part = (w.output_size[0] - int(config.rows)) * w.stride[0]
+        own = self.first_row * w.stride[0] + row
+        if int(config.parts) == 1:
+            return [] if 0 <= row < w.input_size[0] else [T.bool(False)]
+        return [own >= 0] * (row < 0) + [own < w.input_size[0]] * (last_part + row >= w.input_size[0])
+
+    def _list_vectors(self, start: int, stop: int) -> list[tuple[int, int]]:
+        """Return offset and size of the aligned vectors of a row that cover some columns from the strip's first on."""
+        w, vectors = self.w, []
+        alignment = math.gcd(self.strip * w.stride[1], w.input_size[1], COPY_BYTES // self.kernel.config.itemsize)
+        while start < stop:
+            size = math.gcd(start, alignment) or alignment
+            while size > stop - start:
+                size //= 2
+            vectors.append((start, size))
+            start += size
+        return vectors
+
+    def store_row(self, row: Expr, slot: int) -> None:
+        """Apply the epilogue to an output row of the strip, and store it."""
+        kernel, w, strip = self.kernel, self.w, self.strip
+        config, (height, width) = kernel.config, w.output_size
+        vector = math.gcd(strip, width, COPY_BYTES // config.itemsize)
+        results, packed = allocate("results", vector, "float32"), allocate("packed", 8, "uint32")
+        exists = [kernel.cta.thread.thread < int(config.num_items)] * (config.num_items < config.compute_threads)
+        line = (self.plane * height + self.first_row + row) * width + self.column
+        for first in range(0, strip, vector):
+            inside = exists + [self.column + first < width] * (width % strip > 0)
+            with if_(logical_and(*inside) if inside else True):
+                for e in range(vector):
+                    store(results, e, self.sums[slot * strip + first + e])
+                arguments = kernel.arguments, self.channel, line + first, vector, results, packed
+                apply_to_pixels(kernel.ops, *arguments)
+                store_global(kernel.arguments["Y"], line + first, packed, vector)

@@ -1,0 +1,256 @@
+"""Configs of `depthwise_planes`: planes of channels whose copies fit in shared memory, and strips of their columns."""
+
+from __future__ import annotations
+
+import functools
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import numpy as np
+
+from tvmconv.arithmetic import ceil_div, round_up
+from tvmconv.target import H200, MAX_REGISTERS_PER_THREAD, REGISTERS_PER_MULTIPROCESSOR, SCHEDULERS, WARP_SIZE
+from tvmconv.workloads import Conv
+from tvmconv.workloads.dtypes import get_itemsize
+
+from ..persistent_tiles import PersistentTileConfig
+from ..row_walk import (
+    COPY_BYTES,
+    INPUT_EVICTIONS,
+    NORMAL,
+    count_lead_lines,
+    count_period_lines,
+    count_periods,
+    fits_cache,
+)
+from ..tile_config import Rule
+
+STAGE_ALIGNMENT_BYTES = 128
+BARRIER_BYTES = 8
+MAX_STAGE_BYTES = 96 << 10
+STRIPS = (1, 2, 4, 7, 8)  # neighbouring output columns per thread
+MAX_PARTS = 8  # parts of the rows of a plane
+MAX_UNROLLED_PRODUCTS = 2048  # of a thread; walks of more rows have a loop
+MAX_SUMS = 56  # under way
+MAX_THREADS, MIN_THREADS = 512, 48  # that compute
+OVERHEAD_REGISTERS = 28  # besides sums, taps and a row
+# Bytes per clock of an SM, approximately, of an H200: its share of the bandwidth of memory and of L2.
+MEMORY_BYTES_PER_CLOCK, L2_BYTES_PER_CLOCK = 17, 36
+OVERLAP = 0.9  # fraction of work that the longest part of it hides
+COPY_LATENCY_CYCLES = 1000  # from a copy to its use, besides the time of its bytes
+START_CYCLES = 3000  # of a launch, and of the first copy
+
+
+def list_channel_choices(w: Conv) -> list[int]:
+    """Return planes per tile: divisors of the channels whose planes are whole copies."""
+    plane_bytes = math.prod(w.input_size) * get_itemsize(w.storage)
+    divisors = [n for n in range(1, w.C + 1) if w.C % n == 0 and n * plane_bytes % COPY_BYTES == 0]
+    return [n for n in divisors if n * plane_bytes <= MAX_STAGE_BYTES]
+
+
+@dataclass(frozen=True)
+class DepthwisePlanesConfig(PersistentTileConfig):
+    """One config, or many configs as columns."""
+
+    TILE_KNOBS: ClassVar[tuple[str, ...]] = ("channels", "strip", "rows")
+
+    w: Conv
+    channels: Any  # planes per tile
+    strip: Any  # neighbouring output columns per thread
+    rows: Any  # output rows per thread
+    stages: Any  # tiles in shared memory; one if several CTAs of an SM take turns
+    input_eviction: Any = NORMAL  # "first": lines of X leave L2 before those of Y
+
+    @classmethod
+    def list_options(cls, w: Conv) -> Mapping[str, Sequence[Any]]:
+        """Return the options of all knobs."""
+        height, width = w.output_size
+        return {
+            "channels": list_channel_choices(w) or [w.C],
+            "strip": [n for n in STRIPS if n <= round_up(width, 2)],
+            "rows": [n for n in range(1, height + 1) if height % n == 0 and height // n <= MAX_PARTS],
+            "stages": (1, 2, 3, 4),
+            "input_eviction": INPUT_EVICTIONS,
+        }
+
+    @classmethod
+    def list_required(cls, w: Conv) -> list[Rule]:
+        """Return the conditions on every config."""
+        plane_bytes = math.prod(w.input_size) * get_itemsize(w.storage)
+        return [
+            (
+                f"planes of a tile are whole copies of {COPY_BYTES} bytes, at most {MAX_STAGE_BYTES} bytes",
+                lambda t: (t.channels * plane_bytes % COPY_BYTES == 0) & (t.channels * plane_bytes <= MAX_STAGE_BYTES),
+            ),
+            (
+                f"at most {MAX_SUMS} sums under way, and {MAX_UNROLLED_PRODUCTS} unrolled products",
+                lambda t: (t.num_accumulators <= MAX_SUMS) & (t.unrolled_products <= 2 * MAX_UNROLLED_PRODUCTS),
+            ),
+            (
+                f"at most {MAX_THREADS} threads compute, and their registers fit",
+                lambda t: (
+                    (t.compute_threads <= MAX_THREADS)
+                    & (t.registers <= MAX_REGISTERS_PER_THREAD)
+                    & (t.registers * t.num_threads <= REGISTERS_PER_MULTIPROCESSOR)
+                ),
+            ),
+        ]
+
+    @classmethod
+    def list_pruned(cls, w: Conv) -> list[Rule]:
+        """Return the conditions on configs that are worth a search."""
+        width = w.output_size[1]
+        return [
+            ("planes are copied while others are computed", lambda t: (t.stages > 1) | (t.ctas_per_sm > 1)),
+            (f"at least {MIN_THREADS} threads compute", lambda t: t.compute_threads >= MIN_THREADS),
+            ("strips fill the columns", lambda t: ceil_div(width, t.strip) * t.strip <= 1.15 * width),
+            ("most threads of the last warp compute", lambda t: t.num_items >= 0.8 * t.compute_threads),
+            ("X leaves L2 first if it competes for it", lambda t: (t.input_eviction == NORMAL) | (not fits_cache(w))),
+        ]
+
+    @classmethod
+    @functools.lru_cache(maxsize=64)
+    def list_legal(cls, w: Conv) -> tuple[DepthwisePlanesConfig, Any]:
+        """Return all configs, and which of them meet the required rules."""
+        return super().list_legal(w)  # type: ignore[return-value]
+
+    @property
+    def itemsize(self) -> int:
+        """Bytes per element."""
+        return get_itemsize(self.w.storage)
+
+    @property
+    def plane_bytes(self) -> int:
+        """Bytes of a plane of X."""
+        return math.prod(self.w.input_size) * self.itemsize
+
+    @property
+    def copy_bytes(self) -> Any:
+        """Bytes of the planes of a tile."""
+        return self.channels * self.plane_bytes
+
+    @property
+    def stage_bytes(self) -> Any:
+        """Bytes from one stage to the next."""
+        return round_up(self.copy_bytes, STAGE_ALIGNMENT_BYTES)
+
+    @property
+    def filter_offset_bytes(self) -> Any:
+        """Shared-memory offset of the filters."""
+        return self.stages * self.stage_bytes
+
+    @property
+    def barrier_offset_bytes(self) -> Any:
+        """Shared-memory offset of the barriers."""
+        return self.filter_offset_bytes + round_up(self.channels * math.prod(self.w.kernel) * self.itemsize, COPY_BYTES)
+
+    @property
+    def smem_bytes(self) -> Any:
+        """Dynamic shared memory per CTA in bytes, including the alignment of its start."""
+        return STAGE_ALIGNMENT_BYTES + self.barrier_offset_bytes + 2 * self.stages * BARRIER_BYTES
+
+    @property
+    def strips(self) -> Any:
+        """Strips of a row."""
+        return ceil_div(self.w.output_size[1], self.strip)
+
+    @property
+    def parts(self) -> Any:
+        """Parts of the rows of a plane, each of one thread for each strip."""
+        return self.w.output_size[0] // self.rows
+
+    @property
+    def num_items(self) -> Any:
+        """Threads of a tile that have work."""
+        return self.channels * self.strips * self.parts
+
+    @property
+    def compute_threads(self) -> Any:
+        """Threads that compute, whole warps."""
+        return round_up(self.num_items, WARP_SIZE)
+
+    @property
+    def num_warps(self) -> Any:
+        """Warps per CTA, the last of which copies planes."""
+        return self.compute_threads // WARP_SIZE + 1
+
+    @property
+    def num_accumulators(self) -> Any:
+        """Sums under way per thread."""
+        return count_period_lines(self.w) // self.w.stride[0] * self.strip
+
+    @property
+    def products(self) -> Any:
+        """Products of a thread and tile."""
+        return self.rows * self.strip * math.prod(self.w.kernel)
+
+    @property
+    def num_lines(self) -> Any:
+        """Rows of X that a thread walks down, with those outside of the image."""
+        return (self.rows - 1) * self.w.stride[0] + count_lead_lines(self.w) + 1
+
+    @property
+    def num_periods(self) -> Any:
+        """Rounds of the loop over rows, all of which are inside of the image."""
+        w, period = self.w, count_period_lines(self.w)
+        last_part = w.input_size[0] + w.pad_low[0] - (w.output_size[0] - self.rows) * w.stride[0]
+        end = np.minimum(np.minimum(self.rows * w.stride[0], self.num_lines - 1), last_part - 1)
+        periods = count_periods(w, end, period)
+        return np.where((self.products > MAX_UNROLLED_PRODUCTS) & (periods > 1), periods, 0)
+
+    @property
+    def unrolled_products(self) -> Any:
+        """Unrolled products per thread, approximately."""
+        looped = np.maximum(0, self.num_periods - 1) * count_period_lines(self.w) // self.w.stride[0]
+        return (self.rows - looped) * self.strip * math.prod(self.w.kernel)
+
+    @property
+    def registers(self) -> Any:
+        """Estimated registers per thread: sums under way, taps, and a row with the next."""
+        w, words = self.w, self.itemsize / 4
+        columns = (self.strip - 1) * w.stride[1] + (w.kernel[1] - 1) * w.dilation[1] + 1
+        row = np.ceil(columns * (1 + words)).astype(int)
+        return round_up(self.num_accumulators + math.prod(w.kernel) + row + OVERHEAD_REGISTERS, 8)
+
+    @property
+    def channel_blocks(self) -> Any:
+        """Tiles along the channels."""
+        return self.w.C // self.channels
+
+    @property
+    def tiles_y(self) -> Any:
+        """Tiles along the rows of an image."""
+        return 1
+
+    @property
+    def tiles_x(self) -> Any:
+        """Tiles along the columns of an image."""
+        return 1
+
+    @property
+    def estimated_cycles(self) -> Any:
+        """Estimated latency in clock cycles: instructions, copies and memory, which overlap in part."""
+        w, itemsize = self.w, self.itemsize
+        ctas, tiles, warps = self.resident_ctas, self.tiles_per_sm, self.compute_threads // WARP_SIZE
+        conversions = 1 if itemsize == 2 else 0
+        vector = math.gcd(w.input_size[1], COPY_BYTES // itemsize)
+        columns = (self.strip - 1) * w.stride[1] + (w.kernel[1] - 1) * w.dilation[1] + 1
+        loads = ceil_div(self.strip * w.stride[1], vector) + 2
+        stores = ceil_div(self.strip, math.gcd(w.output_size[1], COPY_BYTES // itemsize))
+        instructions = self.products + self.num_lines * (loads + conversions * columns)
+        instructions = instructions + self.rows * (0.5 * conversions * self.strip + 3 * stores)
+        # Few warps do not hide the latency of their own instructions.
+        resident = np.maximum(1, ctas * warps)
+        issue = instructions * warps / SCHEDULERS * np.maximum(1.0, 8 / resident) ** 0.5
+        copies = self.copy_bytes / L2_BYTES_PER_CLOCK
+        rate = L2_BYTES_PER_CLOCK if w.min_bytes <= H200.architecture.l2_bytes else MEMORY_BYTES_PER_CLOCK
+        memory = w.min_bytes / (H200.multiprocessors * rate)
+        # With one stage, a CTA waits for the next planes while the others compute.
+        waits = np.maximum(0, COPY_LATENCY_CYCLES + copies - (ctas - 1) * issue)
+        waits = np.where(self.stages == 1, tiles / ctas * waits, 0)
+        work = np.stack(np.broadcast_arrays(tiles * issue, tiles * copies, memory))
+        longest = work.max(axis=0)
+        first = self.copy_bytes * ctas / L2_BYTES_PER_CLOCK  # before any thread can compute
+        return longest + (1 - OVERLAP) * (work.sum(axis=0) - longest) + waits + first + START_CYCLES
