@@ -69,13 +69,15 @@ class WarpRoles:
         """
         load_operands, *load_residuals = loaders
         first_residual_warp = self.producer_warp + self.operand_warps
-        operand_warp = thread.warp == self.producer_warp, functools.partial(_run_by_one_thread, load_operands)
+        is_loader = thread.warp == self.producer_warp
+        load: Callable[[], None] = functools.partial(_run_by_one_thread, load_operands)
         if self.operand_warps > 1:
             is_loader = T.And(thread.warp >= self.producer_warp, thread.warp < first_residual_warp)
-            operand_warp = is_loader, load_operands
-        branches = [operand_warp]
-        for i, load in enumerate(load_residuals):
-            branches.append((thread.warp == first_residual_warp + i, functools.partial(_run_by_one_thread, load)))
+            load = load_operands
+        branches = [(is_loader, load)]
+        for i, load_residual in enumerate(load_residuals):
+            load = functools.partial(_run_by_one_thread, load_residual)
+            branches.append((thread.warp == first_residual_warp + i, load))
         if not self.registers:
             for branch in branches:
                 emit_alternatives([branch])
