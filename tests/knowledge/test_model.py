@@ -223,6 +223,15 @@ def test_search_begins_with_a_default_per_builder_then_predictions(in_use, tmp_p
     assert create_search(NEW, ScheduleSelection.resolve(NEW, [], place), place, yardstick).ask(1) != expected[:1]
 
 
+def test_given_configs_precede_defaults(in_use, tmp_path):
+    place = find_device("sm_90")
+    field = ScheduleSelection.resolve(NEW, [], place)
+    given = [(each.schedule, each.config) for each in recommend_configs(NEW, place, 2)]
+    unknown = ("no schedule", {})
+    options = TuneOptions(log=tmp_path / "log.jsonl", workers=3, first_configs=[unknown, *given])
+    assert create_search(NEW, field, place, options).ask(20)[:2] == given
+
+
 def test_defaults_that_the_model_does_not_know_are_measured_soon(in_use, tmp_path):
     place = find_device("sm_90")
     field = ScheduleSelection.resolve(NEW, [], place)

@@ -44,6 +44,8 @@ DEFAULT_LOG = "tuning.jsonl"
 DECLARATION = "plain loops"  # name of what runs on a CPU, where no schedule of tvmconv applies
 OPAQUE_PATTERN = 8  # OpPatternKind::kOpaque, with which FuseOps leaves a function alone
 DEFAULT_ARCH = "sm_50"  # TVM's where a target names none and there is no GPU
+PREDICTION_FRACTION = 0.2  # of the time of a search at most, for predictions before it
+NUM_FIRST_CONFIGS = 3  # predicted configs of a workload that its search tries first
 MIN_TRIALS = 8  # of a search whose fastest config comes before predictions, even if one seems to be clearly faster
 MIN_PREDICTED_SPEEDUP = 1.25  # with which a prediction is clearly faster than a measured config
 MAX_CANDIDATES = 8  # configs of a workload that may fail to build
@@ -147,6 +149,7 @@ class KernelFinder:
         self._record_index: RecordIndex | None = None
         self._found: dict[str, FoundKernel | Error] = {}
         self._searched: set[Workload] = set()
+        self._predictions: dict[Workload, Sequence[Prediction]] = {}
 
     def search(self, workloads: Mapping[Workload, int], seconds: float) -> None:
         """Search for kernels of the workloads that the log does not cover, and append the measurements to the log.
@@ -158,9 +161,18 @@ class KernelFinder:
         log = self._log = self._log or DEFAULT_LOG
         index = RecordIndex([log]) if Path(log).exists() else None
         remaining = {w: count for w, count in workloads.items() if not (index and _is_measured(index, w, device))}
-        options = TuneOptions(log=log, measure_baseline=False)
+        options, deadline = TuneOptions(log=log, measure_baseline=False), Deadline.after(seconds)
         with keep_workers_alive():
-            for _, run_search in tune_tasks(remaining, [device], options, deadline=Deadline.after(seconds)):
+            prediction_deadline = deadline.reserve_seconds(seconds * (1 - PREDICTION_FRACTION))
+            predictions = recommend_for_all([*remaining], device, deadline=prediction_deadline)
+            self._predictions.update(predictions)
+            first_configs = {
+                workload: [(each.schedule, each.config) for each in best[:NUM_FIRST_CONFIGS]]
+                for workload, best in predictions.items()
+            }
+            for _, run_search in tune_tasks(
+                remaining, [device], options, deadline=deadline, first_configs=first_configs
+            ):
                 try:
                     run_search(lambda progress: None)
                 except ScheduleError:  # no schedule computes it; `find` says so again
@@ -207,10 +219,11 @@ class KernelFinder:
         logs = self.read_logs()
         few_trials = {each for each in workloads if each in self._searched and _has_few_trials(logs, each, device)}
         unrecorded = [each for each in workloads if not any(logs.iterate_applicable_records(each, device))]
-        predictions = recommend_for_all([*unrecorded, *few_trials], device)
+        unpredicted = [each for each in {*unrecorded, *few_trials} if each not in self._predictions]
+        self._predictions.update(recommend_for_all(unpredicted, device))
         candidates = {
             each.text: CandidateQueue(
-                logs, each, device, predictions.get(each), prefers_clear_prediction=each in few_trials
+                logs, each, device, self._predictions.get(each), prefers_clear_prediction=each in few_trials
             )
             for each in workloads
         }

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import numbers
 import os
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
 from tvmconv.deadline import Deadline
@@ -14,6 +14,7 @@ from tvmconv.logs.ranking import list_log_files
 from tvmconv.measure.results import NUM_FINALISTS
 from tvmconv.search import tuners
 from tvmconv.search.tuners.bayesian import BayesianTuner
+from tvmconv.space import Config
 from tvmconv.verification import VERIFICATION_MODES
 from tvmconv.workloads.text import quote
 
@@ -43,6 +44,7 @@ class TuneOptions:
     max_finalists: int = NUM_FINALISTS  # number of fastest configs that are timed again at the end
     # Whether `seconds` counts from the time at which a builder process is ready, instead of from `started_at`.
     counts_from_ready_workers: bool = False
+    first_configs: Sequence[tuple[str, Config]] = ()  # names of schedules and configs that are proposed before others
 
     def __post_init__(self) -> None:
         if self.verify not in VERIFICATION_MODES:

@@ -118,7 +118,8 @@ def _iterate_enqueued(
     defaults = [(name, space.default) for name, space in spaces.items()]
     num_high_priority = sum(member.schedule in selection.high_priority for member in members)
     own_configs = [*defaults[:num_high_priority], *_list_starting_configs(workload, members[:num_high_priority])]
-    yield own_configs[: resolve_num_workers(options.workers)]
+    given_configs = [(name, config) for name, config in options.first_configs if name in spaces]
+    yield [*given_configs, *own_configs][: resolve_num_workers(options.workers)]
     predictions = recommend_configs(workload, device, NUM_PREDICTED_CONFIGS, spaces)[:NUM_PREDICTED_CONFIGS]
     predicted_configs = [(prediction.schedule, prediction.config) for prediction in predictions]
     yield [*predicted_configs[:NUM_LEADING_PREDICTIONS], *own_configs]

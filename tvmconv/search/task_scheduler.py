@@ -14,6 +14,7 @@ from tvmconv.search.result import TuneResult
 from tvmconv.search.setup import ScheduleSelection, SearchPrefetcher
 from tvmconv.search.time_budget import MIN_SECONDS_TO_REMEASURE, allocate_seconds, select_affordable, sort_by_cost
 from tvmconv.search.tune import ProgressCallback, tune_all
+from tvmconv.space import Config
 from tvmconv.workloads import Workload
 
 MIN_SEARCH_SECONDS = 1e-3  # time limit of a search when no time is left
@@ -26,6 +27,7 @@ def tune_tasks(
     *,
     schedule_names: Mapping[Workload, Sequence[str]] | None = None,
     deadline: Deadline | None = None,
+    first_configs: Mapping[Workload, Sequence[tuple[str, Config]]] | None = None,
 ) -> Iterator[tuple[Workload, Callable[[ProgressCallback], TuneResult]]]:
     """Yield the searches of a network's workloads; each search has to end before the next one is requested.
 
@@ -34,9 +36,10 @@ def tune_tasks(
     of occurrences, or a weight, is the value in `network`), the most expensive first, and the time is divided by cost.
     If it is too short for all, the results of the last workloads are those of the log. Without a deadline,
     `options.seconds` limits each search, and `options.started_at` and `options.counts_from_ready_workers` apply to the
-    first one.
+    first one. `first_configs` has names of schedules and configs that the search of a workload tries first.
     """
     prefetcher, started_at, names_by_workload = SearchPrefetcher(), options.started_at, schedule_names or {}
+    configs_by_workload = first_configs or {}
     remaining = [*network] if deadline is None else sort_by_cost(network, devices[0])
     while remaining:
         is_first = len(remaining) == len(network)
@@ -59,11 +62,13 @@ def tune_tasks(
             )
             next_workloads = [*affordable[1:2]]
         workload = remaining.pop(0)
+        task_options = replace(task_options, first_configs=configs_by_workload.get(workload, ()))
 
         def prepare_next(tasks: Sequence[Workload] = next_workloads, options: TuneOptions = task_options) -> None:
             for task in tasks:
                 selection = ScheduleSelection.resolve(task, names_by_workload.get(task, ()), devices[0])
-                prefetcher.prepare(task, selection, devices[0], options)
+                next_options = replace(options, first_configs=configs_by_workload.get(task, ()))
+                prefetcher.prepare(task, selection, devices[0], next_options)
 
         tune_task = functools.partial(
             tune_all,
