@@ -217,7 +217,7 @@ class KernelFinder:
     def _build_for_cuda(self, workloads: Sequence[Workload], device: Device) -> None:
         """Build the best candidate of each workload, and the next one where it fails."""
         logs = self.read_logs()
-        few_trials = {each for each in workloads if each in self._searched and _has_few_trials(logs, each, device)}
+        few_trials = {each for each in workloads if each in self._searched and self._has_few_trials(each, device)}
         unrecorded = [each for each in workloads if not any(logs.iterate_applicable_records(each, device))]
         unpredicted = [each for each in {*unrecorded, *few_trials} if each not in self._predictions]
         self._predictions.update(recommend_for_all(unpredicted, device))
@@ -239,6 +239,13 @@ class KernelFinder:
                     queue.add_failure(error)
         for text, queue in candidates.items():
             self._found[text] = queue.error
+
+    def _has_few_trials(self, workload: Workload, device: Device) -> bool:
+        """Return whether all that is known about a workload is what a search has measured before it was cut off."""
+        if self._log is None or not Path(self._log).exists():
+            return False
+        number = _count_trials(RecordIndex([self._log]), workload, device)
+        return 0 < number < MIN_TRIALS and number == _count_trials(self.read_logs(), workload, device)
 
     def _make_function(self, workload: Workload) -> FoundKernel:
         """Return the best candidate that builds as a function of TIR."""
@@ -271,10 +278,10 @@ def _is_measured(index: RecordIndex, workload: Workload, device: Device) -> bool
     return match is DeviceMatch.DEVICE
 
 
-def _has_few_trials(index: RecordIndex, workload: Workload, device: Device) -> bool:
+def _count_trials(index: RecordIndex, workload: Workload, device: Device) -> int:
+    """Return the number of measurements of a workload on a device, at most `MIN_TRIALS`."""
     matches = (match for match, _ in index.iterate_by_device_match(workload, device))
-    num_trials = sum(1 for _ in islice(takewhile(DeviceMatch.DEVICE.__eq__, matches), MIN_TRIALS))
-    return 0 < num_trials < MIN_TRIALS
+    return sum(1 for _ in islice(takewhile(DeviceMatch.DEVICE.__eq__, matches), MIN_TRIALS))
 
 
 def prefer_if_clearly_faster(
