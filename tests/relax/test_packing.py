@@ -41,7 +41,7 @@ def test_kernel_with_a_packed_weight_computes_the_convolution():
 @pytest.mark.sample(1)
 @pytest.mark.parametrize("is_constant", [True, False])
 def test_packed_weight_is_a_constant_of_the_model(monkeypatch, is_constant):
-    def iterate_candidates(_logs, workload, _device):
+    def iterate_candidates(_logs, workload, *_):
         yield Candidate(registry.find_schedule(workload, "winograd"), {}, TUNED)
 
     monkeypatch.setattr(kernels, "iterate_candidates", iterate_candidates)
