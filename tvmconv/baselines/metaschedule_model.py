@@ -208,7 +208,10 @@ def _time_candidates(device: Device, folder: Path, log: Path, seconds: float) ->
 def _make_command(function: Callable[[Sequence[str]], None], *arguments: str) -> list[str]:
     """Return the command of a Python process that calls a function with arguments."""
     module, name = function.__module__, function.__name__
-    code = f"import sys; sys.path[:] = {sys.path!r}; from {module} import {name}; {name}(sys.argv[1:])"
+    code = (
+        f"import sys; sys.path[:] = {sys.path!r}; from tvmconv.tvm_import import import_tvm; import_tvm(); "
+        f"from {module} import {name}; {name}(sys.argv[1:])"
+    )
     return [sys.executable, "-c", code, *arguments]
 
 

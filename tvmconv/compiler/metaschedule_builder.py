@@ -20,7 +20,7 @@ from tvm.s_tir.meta_schedule.builder import BuilderInput, BuilderResult, PyBuild
 from tvm.s_tir.meta_schedule.builder.local_builder import default_build
 
 from tvmconv.compiler.cuda_library import export_library
-from tvmconv.compiler.tensor_intrinsics import import_tensor_intrinsics
+from tvmconv.compiler.tensor_intrinsics import prepare_process
 from tvmconv.errors import describe_error
 
 TIMEOUT_SECONDS = 30.0  # of LocalBuilder
@@ -45,7 +45,7 @@ class PersistentBuilder(PyBuilder):
         """Return a pool of processes, which start with the first build."""
         self.seconds = TIMEOUT_SECONDS + IMPORT_SECONDS  # of the first build
         context = multiprocessing.get_context("spawn")
-        return ProcessPoolExecutor(self.num_processes, mp_context=context, initializer=import_tensor_intrinsics)
+        return ProcessPoolExecutor(self.num_processes, mp_context=context, initializer=prepare_process)
 
     def build(self, build_inputs: list[BuilderInput]) -> list[BuilderResult]:
         """Build candidates, and return the files of their modules or the reasons why there are none.

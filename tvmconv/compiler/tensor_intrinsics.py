@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from tvmconv.compiler.import_frames import stand_for_frames
+from tvmconv.tvm_import import import_tvm
 
 
 def import_tensor_intrinsics() -> None:
@@ -13,3 +14,9 @@ def import_tensor_intrinsics() -> None:
     """
     stand_for_frames()
     import tvm.s_tir.tensor_intrin  # noqa: F401
+
+
+def prepare_process() -> None:
+    """Import TVM, without PyTorch, and its tensor intrinsics in the main thread of a process that builds with TVM."""
+    import_tvm()
+    import_tensor_intrinsics()

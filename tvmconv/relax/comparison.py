@@ -199,7 +199,10 @@ def start_timer(device_index: int, *, has_float16: bool) -> Iterator[TvmTimer]:
         has_float16: Whether there are convolutions in float16, for which TVM considers tensor cores.
     """
     number, has_intrinsics = count_compilers(len(os.sched_getaffinity(0))), int(has_float16)
-    code = f"import sys; sys.path[:] = {sys.path!r}; from {__name__} import main; main(sys.argv[1:])"
+    code = (
+        f"import sys; sys.path[:] = {sys.path!r}; from tvmconv.tvm_import import import_tvm; import_tvm(); "
+        f"from {__name__} import main; main(sys.argv[1:])"
+    )
     with tempfile.TemporaryDirectory() as name, contextlib.ExitStack() as stack:
         errors = stack.enter_context((Path(name) / ERRORS_FILE).open("a"))
         results, writes = os.pipe()
