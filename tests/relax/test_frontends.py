@@ -223,3 +223,16 @@ def test_circular_padding_is_a_concatenation(is_half):
     optimized = tvmconv.relax.optimize_with_report(tvmconv.relax.to_float16(mod) if is_half else mod, CPU)
     assert optimized.report.num_replaced == 2
     assert differ(optimized.compile(), model, x) < (5e-3 if is_half else 1e-5)
+
+
+@pytest.mark.parametrize("limits", [{"min": -0.5}, {"max": 0.5}])
+def test_one_limit_in_bfloat16_is_no_clip_with_infinity(limits):
+    class Limited(nn.Module):
+        def forward(self, x):
+            return (x * 2).clamp(**limits)
+
+    mod = tvmconv.relax.from_exported_program(torch.export.export(Limited(), (torch.randn(3, 4).bfloat16(),)))
+    optimized = tvmconv.relax.optimize(mod, "sm_90")
+    assert "clip" not in optimized["main"].script()
+    optimized = tvmconv.relax.optimize_with_report(mod, CPU)
+    assert "inf" not in optimized.mod["main"].script()

@@ -7,6 +7,7 @@ TVM's `FoldConstant` would compile a program for every such constant; NumPy comp
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from typing import Any
 
@@ -18,10 +19,10 @@ from tvm import relax, tirx
 from tvm.ir import Call, GenericConst, IRModule
 from tvm.ir.expr import TensorLoad
 
-from tvmconv.relax.graph import CONV_OPS, list_sizes
+from tvmconv.relax.graph import CONV_OPS, list_sizes, read_number
 from tvmconv.workloads.dtypes import get_numpy_dtype
 
-PAD_OP, SCATTER_OP = "relax.nn.pad", "relax.slice_scatter"
+PAD_OP, SCATTER_OP, CLIP_OP = "relax.nn.pad", "relax.slice_scatter", "relax.clip"
 MAKERS: dict[type, Callable[..., relax.Expr]] = {tirx.Max: relax.op.maximum, tirx.Min: relax.op.minimum}
 
 
@@ -57,6 +58,8 @@ class _Simplifier(relax.PyExprMutator):
             return self._add_padding(call)
         if name == SCATTER_OP:
             return self._join_slices(call)
+        if name == CLIP_OP:
+            return self._make_one_limit(call)
         compute = NUMPY_OPS.get(name)
         if compute is None or list_sizes(call) is None:
             return call
@@ -109,6 +112,19 @@ class _Simplifier(relax.PyExprMutator):
         tensors = [self.builder_.emit(part) for part in parts]
         tensors.insert(int(start > 0), source)
         return relax.op.concat(tensors, axis) if parts else source
+
+    def _make_one_limit(self, call: Call) -> relax.Expr:
+        """Return a clip with one finite limit as a maximum or minimum. TVM generates no valid CUDA code for infinity in
+        bfloat16.
+        """
+        x, *limits = call.args
+        if not all(isinstance(limit, (tirx.IntImm, tirx.FloatImm)) for limit in limits):
+            return call
+        low, high = map(read_number, limits)
+        if math.isfinite(low) == math.isfinite(high):
+            return call
+        make, limit = (relax.op.maximum, low) if math.isfinite(low) else (relax.op.minimum, high)
+        return make(x, relax.const(limit, str(x.ty.dtype)))
 
     def _make_limit(self, call: Call) -> relax.Expr | None:
         """Return the maximum or minimum of a tensor and a number that a function of TIR computes; None for another."""
