@@ -16,8 +16,9 @@ Source: PTX ISA, "cp.async.bulk.tensor", "mapa" and "barrier.cluster".
 from __future__ import annotations
 
 import contextlib
+import functools
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 
 from tvm.s_tir import Schedule
 from tvm.script import tirx as T  # noqa: N812  (TVM's own name for it)
@@ -27,17 +28,14 @@ from tvmconv.registry import schedule
 from tvmconv.requirements import CHANNELS_LAST_LAYOUT, Requirement, all_of
 from tvmconv.space import Knobs
 from tvmconv.target import WARP_SIZE
-from tvmconv.workloads import epilogue
 from tvmconv.workloads.conv_gradient import WeightGradient
 from tvmconv.workloads.dtypes import ACCUMULATOR, get_itemsize
 
-from ...primitives import disable_buffer_reuse
 from ...tir_builder import (
     Buffer,
     Expr,
     Register,
     allocate,
-    build_schedule,
     declare_tensor_map,
     emit_call,
     emit_ptx,
@@ -58,11 +56,9 @@ from ..tensor_cores.gemm.atoms import ThreadPosition
 from ..tensor_cores.gemm.cta import allocate_smem, allow_dependent_launch
 from ..tensor_cores.gemm.pipelines import PipelineState, TmaPipeline, fence_barrier_init, map_to_cta
 from ..tensor_cores.gemm.tma import TmaCopy, prefetch_tensor_maps
+from .depthwise_sums import StoreResult, build_depthwise_sums
 from .depthwise_tma_config import COPY_BYTES, STAGE_ALIGNMENT_BYTES
-from .sum_of_parts import emit_sum_of_parts
 from .window_wgrad_config import WindowWgradConfig
-
-StoreResult = Callable[[Expr, Expr, Expr], None]  # of the index of a tap, a channel and a value
 
 
 def has_tiles(w: WeightGradient) -> bool:
@@ -95,32 +91,13 @@ TILES = Requirement(
 def depthwise_tma(s: Schedule, w: WeightGradient, k: Knobs) -> Schedule:
     """Copy tiles of dY and X by TMA ahead, and sum products of a vector of channels and a strip per thread."""
     config = WindowWgradConfig.declare_knobs(w, k)
-    num_sums = math.prod(w.argument_shapes[-1])
-
-    def emit(arguments: dict[str, Buffer]) -> None:
-        def store_result(tap: Expr, channel: Expr, value: Expr) -> None:
-            index = config.shape.array_index(channel, config.shape.tap_from_index(tap), 0)
-            result = epilogue.apply_to_expression(
-                w.epilogue, value, lambda name: arguments[name][index].astype(ACCUMULATOR)
-            )
-            T.buffer_store(arguments[w.RESULT], result.astype(w.argument_dtypes[-1]), [*index])
-
-        has_workspace = int(config.num_parts) > 1 and int(config.parts_in_cluster) == 0
-        workspace = (
-            allocate("partial_sums", int(config.num_parts) * num_sums, ACCUMULATOR, "global") if has_workspace else None
-        )
-        emit_products(config, arguments, workspace, store_result)
-        if has_workspace:
-            emit_sum_of_parts(
-                int(config.num_parts),
-                num_sums,
-                workspace,
-                lambda number, value: store_result(number // w.C, number % w.C, value),
-            )
-
-    built = build_schedule(w, emit)
-    disable_buffer_reuse(built)  # TVM does not see the accesses of TMA
-    return built
+    has_workspace = int(config.num_parts) > 1 and int(config.parts_in_cluster) == 0
+    return build_depthwise_sums(
+        w,
+        int(config.num_parts) if has_workspace else None,
+        functools.partial(emit_products, config),
+        lambda number: (number // w.C, number % w.C),
+    )
 
 
 def emit_products(

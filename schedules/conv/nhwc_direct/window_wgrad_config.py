@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -68,6 +67,7 @@ class WindowWgradConfig(EstimatedTileConfig):
     """One config, or many configs as columns."""
 
     TILE_KNOBS: ClassVar[tuple[str, ...]] = ("channels", "rows", "columns", "strip")
+    SHARED_BYTES: ClassVar[int] = MAX_SHARED_BYTES
 
     w: WeightGradient
     vector: Any  # channels per thread
@@ -153,13 +153,6 @@ class WindowWgradConfig(EstimatedTileConfig):
             ),
             ("most threads of the last warp compute", lambda t: t.num_items >= 0.8 * t.compute_threads),
         ]
-
-    @classmethod
-    @functools.lru_cache(maxsize=64)
-    def list_legal(cls, w: WeightGradient) -> tuple[WindowWgradConfig, Any]:
-        """Return all configs, and which of them meet the required rules."""
-        configs = cls.from_options(cls.list_options(w), w=w)
-        return configs, functools.reduce(np.logical_and, [predicate(configs) for _, predicate in cls.list_required(w)])
 
     @staticmethod
     def make_shape(w: WeightGradient) -> PlaneShape:
