@@ -47,10 +47,13 @@ ROWS_CHOICES = (1, 2, 4, 7, 8, 14)
 STRIPS = (1, 2, 4, 5, 7)  # neighbouring columns of dY per thread
 IMAGES_CHOICES = (1, 2, 4, 8)
 MAX_SMALL_IMAGE = 400  # pixels
+LINE_BYTES = (128, 64, 32, 16)  # of whole rows
 STAGES_CHOICES = (1, 2, 3, 4)
 WAVES_CHOICES = (1, 2, 3, 4, 6)
 # Of a line of a box of TMA, of its bytes, and of an SM's share of the memory; cycles of both launches and of a cluster.
 LINE_CYCLES, COPY_BYTES_PER_CYCLE, MEMORY_BYTES_PER_CYCLE = 1.35, 100, 18
+UNSWIZZLED_RATIO = 2.3  # of the time of lines that are no power of two
+ROW_BYTES_PER_CYCLE = 45  # of whole rows
 START_CYCLES, REDUCTION_CYCLES, CLUSTER_CYCLES = 3000, 2000, 900
 
 
@@ -79,6 +82,7 @@ class WindowWgradConfig(EstimatedTileConfig):
     taps_y: Any  # rows of the filter per thread
     stages: Any  # tiles in shared memory
     waves: Any  # CTAs per multiprocessor, which divide the tiles
+    whole_rows: Any  # 1 if TMA copies rows of all channels as contiguous lines, 0 for boxes of channels and columns
     parts_in_cluster: Any  # 1 if the parts are the CTAs of a cluster, 0 if a second kernel adds them
 
     @classmethod
@@ -100,6 +104,7 @@ class WindowWgradConfig(EstimatedTileConfig):
             "taps_y": sorted({filter_rows, ceil_div(filter_rows, 2)}),
             "stages": STAGES_CHOICES,
             "waves": WAVES_CHOICES,
+            "whole_rows": (0, 1) if all(map(all, cls.find_lines(w))) else (0,),
             "parts_in_cluster": (0, 1),
         }
 
@@ -124,6 +129,10 @@ class WindowWgradConfig(EstimatedTileConfig):
             (
                 f"a window has at most {MAX_BOX_ELEMENTS} rows and columns",
                 lambda t: np.maximum(t.window_lines, t.window_columns) <= MAX_BOX_ELEMENTS,
+            ),
+            (
+                "whole rows have all channels and columns",
+                lambda t: (t.whole_rows == 0) | ((t.channels == w.C) & (t.tiles_x == 1)),
             ),
             (
                 f"a cluster has at most {MAX_CLUSTER} parts, and more than one",
@@ -158,6 +167,19 @@ class WindowWgradConfig(EstimatedTileConfig):
     def make_shape(w: WeightGradient) -> PlaneShape:
         """Return the sizes of the forward convolution over planes, rows and columns."""
         return PlaneShape.from_workload(w.forward)
+
+    @classmethod
+    def find_lines(cls, w: WeightGradient) -> tuple[tuple[int, int], tuple[int, int]]:
+        """Return elements per line and lines per row of dY and of X, for whole rows; zeros if no box has them."""
+        shape, itemsize = cls.make_shape(w), get_itemsize(w.storage)
+
+        def find(columns: int) -> tuple[int, int]:
+            row = columns * w.C
+            lengths = (nbytes // itemsize for nbytes in LINE_BYTES)
+            fitting = [n for n in lengths if row % n == 0 and row // n <= MAX_BOX_ELEMENTS]
+            return (fitting[0], row // fitting[0]) if fitting else (0, 0)
+
+        return find(shape.output_size[2]), find(shape.input_size[2])
 
     @property
     def shape(self) -> PlaneShape:
@@ -198,7 +220,13 @@ class WindowWgradConfig(EstimatedTileConfig):
     @property
     def window_columns(self) -> Any:
         """Columns of X in shared memory."""
-        return self._count_window(2, self.columns, self.shape.kernel_size[2], self.has_known_columns)
+        is_image = self.has_known_columns | (self.whole_rows == 1)
+        return self._count_window(2, self.columns, self.shape.kernel_size[2], is_image)
+
+    @property
+    def gradient_columns(self) -> Any:
+        """Columns of dY in shared memory."""
+        return np.where(self.whole_rows == 1, self.shape.output_size[2], self.columns)
 
     def list_lines(self) -> list[int]:
         """Return the rows of X that a thread reads, from that of the first tap on, without those known as outside."""
@@ -231,7 +259,7 @@ class WindowWgradConfig(EstimatedTileConfig):
     @property
     def gradient_bytes(self) -> Any:
         """Bytes of dY of a tile."""
-        return self.images * self.rows * self.columns * self.channels * self.itemsize
+        return self.images * self.rows * self.gradient_columns * self.channels * self.itemsize
 
     @property
     def stage_bytes(self) -> Any:
@@ -395,8 +423,11 @@ class WindowWgradConfig(EstimatedTileConfig):
             (self.channels * itemsize % SHARED_BYTES_PER_CLOCK == 0) | (step_bytes % SHARED_BYTES_PER_CLOCK > 0), 1, 2
         )
         shared = conflicts * loads * self.vector * itemsize * self.compute_threads / SHARED_BYTES_PER_CLOCK
-        pixels = self.images * (self.window_lines * self.window_columns + self.rows * self.columns)
-        copies = pixels * (LINE_CYCLES + self.channels * itemsize / COPY_BYTES_PER_CYCLE)
+        pixels = self.images * (self.window_lines * self.window_columns + self.rows * self.gradient_columns)
+        line_bytes = self.channels * itemsize
+        is_slow = (line_bytes > COPY_BYTES) & (line_bytes & (line_bytes - 1) > 0)
+        copies = pixels * (LINE_CYCLES + line_bytes / COPY_BYTES_PER_CYCLE) * np.where(is_slow, UNSWIZZLED_RATIO, 1)
+        copies = np.where(self.whole_rows == 1, pixels * line_bytes / ROW_BYTES_PER_CYCLE, copies)
         argument_bytes = sum(map(math.prod, self.w.argument_shapes[:2])) * itemsize
         memory = argument_bytes / (H200.multiprocessors * MEMORY_BYTES_PER_CYCLE) * np.ones_like(issue)
         work = np.stack(np.broadcast_arrays(tiles * issue, tiles * shared, tiles * copies, memory))
