@@ -94,10 +94,10 @@ class EstimatedTileConfig(TileConfig, ABC):
     @classmethod
     @functools.lru_cache(maxsize=64)
     def list_legal(cls, w: Any) -> tuple[Self, Any]:
-        """Return all configs, and which of them meet the required rules and fit `SHARED_BYTES`."""
-        configs = cls.from_options(cls.list_options(w), w=w)
-        is_met = [predicate(configs) for _, predicate in cls.list_required(w)]
-        return configs, functools.reduce(np.logical_and, is_met) & (configs.smem_bytes <= cls.SHARED_BYTES)
+        """Return the configs that meet the required rules and fit `SHARED_BYTES`, and that each of them does."""
+        fits: Rule = ("shared memory", lambda t: t.smem_bytes <= cls.SHARED_BYTES)
+        legal = cls.from_options(cls.list_options(w), w=w).select_meeting([*cls.list_required(w), fits])
+        return legal, np.ones(len(next(iter(legal._columns().values()))), bool)
 
     @classmethod
     def has_config(cls, w: Any) -> bool:

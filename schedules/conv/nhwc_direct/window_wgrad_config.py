@@ -42,14 +42,14 @@ MAX_SUMS = 128  # of a thread
 MAX_THREADS = 640  # that compute
 MAX_OVERHANG = 1.25  # ratio of the pixels that tiles cover to those that exist, of configs worth a search
 OVERHEAD_REGISTERS = 30  # besides sums, rows of dY and a row of X
-WIDTHS, MAX_EQUAL_BLOCKS = (1, 2, 4, 8, 16), 5  # channels per tile in copies of TMA; tiles of all channels
+WIDTHS, MAX_EQUAL_BLOCKS = (2, 4, 8, 16), 4  # channels per tile in copies of TMA; tiles of all channels
 ROWS_CHOICES = (1, 2, 4, 7, 8, 14)
 STRIPS = (1, 2, 4, 5, 7)  # neighbouring columns of dY per thread
 IMAGES_CHOICES = (1, 2, 4, 8)
 MAX_SMALL_IMAGE = 400  # pixels
 LINE_BYTES = (128, 64, 32, 16)  # of whole rows
 STAGES_CHOICES = (1, 2, 3, 4)
-WAVES_CHOICES = (1, 2, 3, 4, 6)
+WAVES_CHOICES = (1, 2, 3, 4)
 # Of a line of a box of TMA, of its bytes, and of an SM's share of the memory; cycles of both launches and of a cluster.
 LINE_CYCLES, COPY_BYTES_PER_CYCLE, MEMORY_BYTES_PER_CYCLE = 1.35, 100, 18
 UNSWIZZLED_RATIO = 2.3  # of the time of lines that are no power of two
@@ -71,6 +71,7 @@ class WindowWgradConfig(EstimatedTileConfig):
 
     TILE_KNOBS: ClassVar[tuple[str, ...]] = ("channels", "rows", "columns", "strip")
     SHARED_BYTES: ClassVar[int] = MAX_SHARED_BYTES
+    MISSING_KNOBS: ClassVar[Mapping[str, Any]] = {"whole_rows": 0}
 
     w: WeightGradient
     vector: Any  # channels per thread
@@ -92,7 +93,7 @@ class WindowWgradConfig(EstimatedTileConfig):
         _, height, width = cls.make_shape(w).output_size
         rows = sorted({n for n in (*ROWS_CHOICES, height) if n <= height and n <= ROWS_CHOICES[-1]})
         whole = [round_up(width, strip) for strip in STRIPS if width <= MAX_BOX_ELEMENTS // 2]
-        columns = sorted({n for n in (8, 14, 16, 28, 56, *whole) if n < width + STRIPS[-1]})
+        columns = sorted({n for n in (8, 14, 16, 28, *whole) if n < width + STRIPS[-1]})
         vectors = (2, 4) if get_itemsize(w.storage) == 2 else (1, 2)
         return {
             "vector": [v for v in vectors if w.C % v == 0],
