@@ -122,6 +122,7 @@ DESCRIPTIONS = {
     "warps_taps": "Warps of a CTA along the taps of the filter.",
     "warps_x": "Warps of a CTA along a row.",
     "warps_y": "Warps of a CTA along a column.",
+    "whole_rows": "1 copies rows of all channels as contiguous lines, whose ends threads guard; 0 copies boxes.",
     "weight_layout": 'Order of the weight in shared memory: "oihw" as in global memory, or "ihwo" with output channels '
     "innermost, which a thread then loads as one vector.",
     "weight_pad": "Words by which rows of the weight are padded in shared memory, against bank conflicts.",

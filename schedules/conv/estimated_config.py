@@ -36,6 +36,7 @@ class EstimatedTileConfig(TileConfig, ABC):
 
     TILE_KNOBS: ClassVar[tuple[str, ...]] = ()  # knobs in which the configs differ with which a search starts
     SECONDS_PER_CYCLE: ClassVar[float | None] = None  # of the estimate; None if it only ranks configs
+    SHARED_BYTES: ClassVar[int] = PORTABLE_SHARED_BYTES  # of a CTA of the default; more if it needs Hopper anyway
     MISSING_KNOBS: ClassVar[Mapping[str, Any]] = {}  # values of knobs that older configs lack, if not the defaults
 
     w: Any
@@ -93,10 +94,10 @@ class EstimatedTileConfig(TileConfig, ABC):
     @classmethod
     @functools.lru_cache(maxsize=64)
     def list_legal(cls, w: Any) -> tuple[Self, Any]:
-        """Return all configs, and which of them meet the required rules and fit the shared memory of every GPU."""
-        configs = cls.from_options(cls.list_options(w), w=w)
-        is_met = [predicate(configs) for _, predicate in cls.list_required(w)]
-        return configs, functools.reduce(np.logical_and, is_met) & (configs.smem_bytes <= PORTABLE_SHARED_BYTES)
+        """Return the configs that meet the required rules and fit `SHARED_BYTES`, and that each of them does."""
+        fits: Rule = ("shared memory", lambda t: t.smem_bytes <= cls.SHARED_BYTES)
+        legal = cls.from_options(cls.list_options(w), w=w).select_meeting([*cls.list_required(w), fits])
+        return legal, np.ones(len(next(iter(legal._columns().values()))), bool)
 
     @classmethod
     def has_config(cls, w: Any) -> bool:
@@ -106,7 +107,7 @@ class EstimatedTileConfig(TileConfig, ABC):
     @classmethod
     @functools.lru_cache(maxsize=64)
     def select_default(cls, w: Any) -> Self:
-        """Return the config with the lowest estimate among those that fit the shared memory of every GPU."""
+        """Return the config with the lowest estimate among the legal ones."""
         configs, is_legal = cls.list_legal(w)
         return select_cheapest(configs, is_legal, cls.list_pruned(w), configs.estimated_cycles)
 

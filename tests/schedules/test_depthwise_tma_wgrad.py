@@ -9,8 +9,9 @@ from tvmconv.errors import ScheduleError
 
 SMALL = {
     **{"vector": 2, "channels": 16, "images": 1, "rows": 4, "columns": 8, "strip": 4},
-    **{"taps_y": 3, "stages": 2, "waves": 1, "parts_in_cluster": 0},
+    **{"taps_y": 3, "stages": 2, "waves": 1, "whole_rows": 0, "parts_in_cluster": 0},
 }
+WHOLE_ROWS = {**SMALL, "whole_rows": 1}
 IN_CLUSTER = {**SMALL, "parts_in_cluster": 1}
 
 
@@ -28,7 +29,19 @@ IN_CLUSTER = {**SMALL, "parts_in_cluster": 1}
             "conv2d_wgrad:3x24x8x9,24x1x5x4,s1,p2x1,d2x1,g24,f16,nhwc,out-f32",  # threads divide the filter's rows
             {**SMALL, "vector": 4, "channels": 24, "columns": 10, "strip": 5},
         ),
-        ("conv2d_wgrad:2x40x9x8,40x1x4x2,s1x3,p1x0,g40,bf16,nhwc", {**SMALL, "channels": 32, "taps_y": 2, "strip": 1}),
+        ("conv2d_wgrad:2x40x9x8,40x1x4x2,s1x3,p1x0,g40,bf16,nhwc", {**SMALL, "channels": 24, "taps_y": 2, "strip": 1}),
+        (
+            "conv2d_wgrad:3x24x9x18,24x1x3x5,s1,p1x2,g24,f16,nhwc",  # strips overhang rows
+            {**WHOLE_ROWS, "channels": 24, "columns": 20, "strip": 5},
+        ),
+        (
+            "conv2d_wgrad:2x40x12x16,40x1x3x3,s2,p1,g40,bf16,nhwc",
+            {**WHOLE_ROWS, "channels": 40, "strip": 2, "parts_in_cluster": 1},
+        ),
+        (
+            "conv2d_wgrad:2x24x8x16,24x1x5x5,s1,p2,d1x2,g24,f16,nhwc,add",
+            {**WHOLE_ROWS, "channels": 24, "columns": 16, "taps_y": 5, "rows": 2, "stages": 3},
+        ),
         ("conv2d_wgrad:1x12x9x9,12x1x3x3,s1,p1,g12,nhwc", None),
         ("conv2d_wgrad:2x8x5x6,8x1x3x3,s1,p1,g8,tf32,nhwc", None),
         ("conv1d_wgrad:2x16x45,16x1x5,s2,p2,g16,bf16,nhwc", None),

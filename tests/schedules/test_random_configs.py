@@ -21,6 +21,8 @@ SCHEDULES = {
     "depthwise_mma_sync",
     "depthwise_nchw",
     "depthwise_nhwc",
+    "depthwise_planes",
+    "depthwise_tma",
     "grouped_mma_sync",
     "grouped_nchw",
     "grouped_nhwc",

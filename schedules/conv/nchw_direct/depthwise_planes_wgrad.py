@@ -14,6 +14,7 @@ Source: PTX ISA, "cp.async.bulk.tensor" and "shfl.sync".
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -26,18 +27,15 @@ from tvmconv.registry import schedule
 from tvmconv.requirements import CHANNELS_FIRST_LAYOUT, Requirement, all_of
 from tvmconv.space import Knobs
 from tvmconv.target import WARP_SIZE
-from tvmconv.workloads import epilogue
 from tvmconv.workloads.conv_gradient import WeightGradient
 from tvmconv.workloads.dtypes import ACCUMULATOR
 
-from ...primitives import disable_buffer_reuse
 from ...tir_builder import (
     Buffer,
     Expr,
     Register,
     allocate,
     block_axes,
-    build_schedule,
     declare_tensor_map,
     emit_call,
     emit_ptx,
@@ -53,9 +51,8 @@ from ...tir_builder import (
     to_uint32,
     unpack,
 )
+from ..nhwc_direct.depthwise_sums import StoreResult, build_depthwise_sums
 from ..nhwc_direct.depthwise_tma_config import STAGE_ALIGNMENT_BYTES
-from ..nhwc_direct.depthwise_tma_wgrad import StoreResult
-from ..nhwc_direct.sum_of_parts import emit_sum_of_parts
 from ..nhwc_direct.wgrad_config import list_positions
 from ..reduction import FLOAT_DTYPES
 from ..tensor_cores.gemm.atoms import ThreadPosition
@@ -95,30 +92,13 @@ PLANES = Requirement(
 def depthwise_planes(s: Schedule, w: WeightGradient, k: Knobs) -> Schedule:
     """Copy planes of dY and X by TMA ahead, and sum products of a strip of columns and some rows per thread."""
     config = PlaneWgradConfig.declare_knobs(w, k)
-    num_sums, num_taps = math.prod(w.argument_shapes[-1]), config.shape.num_taps
-
-    def emit(arguments: dict[str, Buffer]) -> None:
-        def store_result(tap: Expr, channel: Expr, value: Expr) -> None:
-            index = config.shape.array_index(channel, config.shape.tap_from_index(tap), 0)
-            result = epilogue.apply_to_expression(
-                w.epilogue, value, lambda name: arguments[name][index].astype(ACCUMULATOR)
-            )
-            T.buffer_store(arguments[w.RESULT], result.astype(w.argument_dtypes[-1]), [*index])
-
-        num_parts = int(config.num_parts)
-        workspace = allocate("partial_sums", num_parts * num_sums, ACCUMULATOR, "global") if num_parts > 1 else None
-        emit_products(config, arguments, workspace, store_result)
-        if num_parts > 1:
-            emit_sum_of_parts(
-                num_parts,
-                num_sums,
-                workspace,
-                lambda number, value: store_result(number % num_taps, number // num_taps, value),
-            )
-
-    built = build_schedule(w, emit)
-    disable_buffer_reuse(built)  # TVM does not see the accesses of TMA
-    return built
+    num_parts, num_taps = int(config.num_parts), config.shape.num_taps
+    return build_depthwise_sums(
+        w,
+        num_parts if num_parts > 1 else None,
+        functools.partial(emit_products, config),
+        lambda number: (number % num_taps, number // num_taps),
+    )
 
 
 def emit_products(

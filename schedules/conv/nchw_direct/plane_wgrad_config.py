@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -71,6 +70,7 @@ class PlaneWgradConfig(EstimatedTileConfig):
     """One config, or many configs as columns."""
 
     TILE_KNOBS: ClassVar[tuple[str, ...]] = ("images", "rows", "strip", "channels")
+    SHARED_BYTES: ClassVar[int] = MAX_SHARED_BYTES
 
     w: WeightGradient
     channels: Any  # channels per tile
@@ -131,13 +131,6 @@ class PlaneWgradConfig(EstimatedTileConfig):
             ),
             ("most threads of a warp compute", lambda t: t.pixel_threads >= 0.8 * t.threads_per_channel),
         ]
-
-    @classmethod
-    @functools.lru_cache(maxsize=64)
-    def list_legal(cls, w: WeightGradient) -> tuple[PlaneWgradConfig, Any]:
-        """Return all configs, and which of them meet the required rules."""
-        configs = cls.from_options(cls.list_options(w), w=w)
-        return configs, functools.reduce(np.logical_and, [predicate(configs) for _, predicate in cls.list_required(w)])
 
     @staticmethod
     def make_shape(w: WeightGradient) -> PlaneShape:

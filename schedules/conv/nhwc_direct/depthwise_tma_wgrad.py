@@ -16,8 +16,9 @@ Source: PTX ISA, "cp.async.bulk.tensor", "mapa" and "barrier.cluster".
 from __future__ import annotations
 
 import contextlib
+import functools
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 
 from tvm.s_tir import Schedule
 from tvm.script import tirx as T  # noqa: N812  (TVM's own name for it)
@@ -27,17 +28,14 @@ from tvmconv.registry import schedule
 from tvmconv.requirements import CHANNELS_LAST_LAYOUT, Requirement, all_of
 from tvmconv.space import Knobs
 from tvmconv.target import WARP_SIZE
-from tvmconv.workloads import epilogue
 from tvmconv.workloads.conv_gradient import WeightGradient
 from tvmconv.workloads.dtypes import ACCUMULATOR, get_itemsize
 
-from ...primitives import disable_buffer_reuse
 from ...tir_builder import (
     Buffer,
     Expr,
     Register,
     allocate,
-    build_schedule,
     declare_tensor_map,
     emit_call,
     emit_ptx,
@@ -58,11 +56,9 @@ from ..tensor_cores.gemm.atoms import ThreadPosition
 from ..tensor_cores.gemm.cta import allocate_smem, allow_dependent_launch
 from ..tensor_cores.gemm.pipelines import PipelineState, TmaPipeline, fence_barrier_init, map_to_cta
 from ..tensor_cores.gemm.tma import TmaCopy, prefetch_tensor_maps
+from .depthwise_sums import StoreResult, build_depthwise_sums
 from .depthwise_tma_config import COPY_BYTES, STAGE_ALIGNMENT_BYTES
-from .sum_of_parts import emit_sum_of_parts
 from .window_wgrad_config import WindowWgradConfig
-
-StoreResult = Callable[[Expr, Expr, Expr], None]  # of the index of a tap, a channel and a value
 
 
 def has_tiles(w: WeightGradient) -> bool:
@@ -95,32 +91,13 @@ TILES = Requirement(
 def depthwise_tma(s: Schedule, w: WeightGradient, k: Knobs) -> Schedule:
     """Copy tiles of dY and X by TMA ahead, and sum products of a vector of channels and a strip per thread."""
     config = WindowWgradConfig.declare_knobs(w, k)
-    num_sums = math.prod(w.argument_shapes[-1])
-
-    def emit(arguments: dict[str, Buffer]) -> None:
-        def store_result(tap: Expr, channel: Expr, value: Expr) -> None:
-            index = config.shape.array_index(channel, config.shape.tap_from_index(tap), 0)
-            result = epilogue.apply_to_expression(
-                w.epilogue, value, lambda name: arguments[name][index].astype(ACCUMULATOR)
-            )
-            T.buffer_store(arguments[w.RESULT], result.astype(w.argument_dtypes[-1]), [*index])
-
-        has_workspace = int(config.num_parts) > 1 and int(config.parts_in_cluster) == 0
-        workspace = (
-            allocate("partial_sums", int(config.num_parts) * num_sums, ACCUMULATOR, "global") if has_workspace else None
-        )
-        emit_products(config, arguments, workspace, store_result)
-        if has_workspace:
-            emit_sum_of_parts(
-                int(config.num_parts),
-                num_sums,
-                workspace,
-                lambda number, value: store_result(number // w.C, number % w.C, value),
-            )
-
-    built = build_schedule(w, emit)
-    disable_buffer_reuse(built)  # TVM does not see the accesses of TMA
-    return built
+    has_workspace = int(config.num_parts) > 1 and int(config.parts_in_cluster) == 0
+    return build_depthwise_sums(
+        w,
+        int(config.num_parts) if has_workspace else None,
+        functools.partial(emit_products, config),
+        lambda number: (number // w.C, number % w.C),
+    )
 
 
 def emit_products(
@@ -128,11 +105,9 @@ def emit_products(
 ) -> None:
     """Emit the first kernel, which stores sums (parts, taps, channels), or the gradient if there is no workspace."""
     dy, x = config.w.OPERANDS
-    boxes = ((config.columns, config.rows), (config.window_columns, config.window_lines))
-    sizes = config.shape.output_size, config.shape.input_size
     gradient_map, input_map = (
-        declare_tensor_map(f"{name}_map", arguments[name], make_pixels_map(config, size, box))
-        for name, size, box in zip((dy, x), sizes, boxes, strict=True)
+        declare_tensor_map(f"{name}_map", arguments[name], tensor_map)
+        for name, tensor_map in zip((dy, x), make_maps(config), strict=True)
     )
     compute_threads, stages, num_parts = (
         int(value) for value in (config.compute_threads, config.stages, config.num_parts)
@@ -163,12 +138,22 @@ def emit_products(
         kernel.emit(gradient_map, input_map)
 
 
-def make_pixels_map(config: WindowWgradConfig, size: Sequence[int], box: tuple[int, int]) -> maps.TensorMap:
-    """Return the tensor map of dY or X: channels, columns, rows and images; `box` has columns and rows."""
-    w, (_, height, width) = config.w, size
-    extents, strides = (w.C, width, height, w.N), (w.C, width * w.C, height * width * w.C)
-    whole_box = int(config.channels), int(box[0]), int(box[1]), int(config.images)
-    return maps.make_tiled_map(w.storage, config.itemsize, extents, strides, whole_box, 0)
+def make_maps(config: WindowWgradConfig) -> tuple[maps.TensorMap, maps.TensorMap]:
+    """Return the tensor maps of dY and X: channels, columns, rows and images, or lines of whole rows."""
+    w, shape, images = config.w, config.shape, int(config.images)
+
+    def make_map(size: Sequence[int], line: tuple[int, int], columns: int, rows: int) -> maps.TensorMap:
+        _, height, width = size
+        elements, lines = line if config.whole_rows else (w.C, width)
+        strides = elements, width * w.C, height * width * w.C
+        box = (elements, lines, rows, images) if config.whole_rows else (int(config.channels), columns, rows, images)
+        return maps.make_tiled_map(w.storage, config.itemsize, (elements, lines, height, w.N), strides, box, 0)
+
+    gradient_line, input_line = config.find_lines(w)
+    return (
+        make_map(shape.output_size, gradient_line, int(config.columns), int(config.rows)),
+        make_map(shape.input_size, input_line, int(config.window_columns), int(config.window_lines)),
+    )
 
 
 class WindowWgradKernel:
@@ -234,7 +219,9 @@ class WindowWgradKernel:
             stage, barrier = pipeline.stage_address(state.index), pipeline.full_barrier(state.index)
             image = tile // (tiles_x * tiles_y) * int(config.images)
             row, column = tile // tiles_x % tiles_y * int(config.rows), tile % tiles_x * int(config.columns)
-            window = self.first_channel, column * step_x - pad_x, row * step_y - pad_y, image
+            # Lines of whole rows begin with the first channel of the first column.
+            first_column = 0 if config.whole_rows else column * step_x - pad_x
+            window = self.first_channel, first_column, row * step_y - pad_y, image
             TmaCopy(input_map, barrier).issue(stage, window)
             destination = stage + to_uint32(int(config.gradient_offset_bytes))
             TmaCopy(gradient_map, barrier).issue(destination, (self.first_channel, column, row, image))
@@ -257,13 +244,14 @@ class WindowWgradKernel:
         item = self.thread
         if num_items < int(config.compute_threads):  # a thread without an item computes the first one
             item = Register("item", value=T.Select(self.thread < num_items, self.thread, 0)).value
-        strip, image = item // vectors % strips * int(config.strip), item // (vectors * strips) % images
+        strip = Register("first_column", value=item // vectors % strips * int(config.strip)).value
+        self.first_column, image = strip, item // (vectors * strips) % images
         group = item // (vectors * strips * images)
         line = group * (int(config.taps_y) * shape.dilations[1]) if groups > 1 else 0
         lane_channel = item % vectors * int(config.vector)
         window_line = image * int(config.window_lines) + line
         window_pixel = window_line * int(config.window_columns) + strip * shape.strides[2]
-        gradient_pixel = image * (int(config.rows) * int(config.columns)) + strip
+        gradient_pixel = image * (int(config.rows) * int(config.gradient_columns)) + strip
         window_offset, gradient_offset = (
             Register(name, "uint32", to_uint32((pixel * int(config.channels) + lane_channel) * config.itemsize)).value
             for name, pixel in (("window_offset", window_pixel), ("gradient_offset", gradient_pixel))
@@ -281,13 +269,16 @@ class WindowWgradKernel:
         """Add the products of each row of X with the rows of dY that it meets below a tap."""
         config, shape = self.config, self.shape
         strip, vector, taps_y = int(config.strip), int(config.vector), int(config.taps_y)
+        if config.has_known_columns:
+            strip = min(strip, shape.output_size[2])
         (_, step_y, step_x), (_, dilation_y, dilation_x) = shape.strides, shape.dilations
         num_columns = shape.kernel_size[2]
         lines, columns = config.list_lines(), config.list_columns()
         first_line = shape.pad_low[1] if config.has_known_lines else 0
-        first_column = shape.pad_low[2] if config.has_known_columns else 0
+        first_column = shape.pad_low[2] if config.has_known_columns or config.whole_rows else 0
         pixel_bytes = int(config.channels) * config.itemsize
         rows = min(int(config.rows), shape.output_size[1])
+        last_strip = int(config.columns) - strip  # first column of the last thread along a row
         self.words = allocate("words", max(1, vector * config.itemsize // 4), "uint32")
         inputs = allocate("inputs", len(columns) * vector, ACCUMULATOR)
         gradients = allocate("gradients", rows * strip * vector, ACCUMULATOR)
@@ -295,13 +286,15 @@ class WindowWgradKernel:
         for line in lines:
             for i, column in enumerate(columns):
                 pixel = (line - first_line) * int(config.window_columns) + column - first_column
-                self.load(inputs, i * vector, window, pixel * pixel_bytes)
+                place = column - first_column, step_x, last_strip, shape.input_size[2]
+                self.load(inputs, i * vector, window, pixel * pixel_bytes, self.list_guards(*place))
             users = [(y, r) for y in range(rows) for r in range(taps_y) if y * step_y + r * dilation_y == line]
             for y in sorted({y for y, _ in users} - loaded_rows):
                 loaded_rows.add(y)
                 for j in range(strip):
-                    pixel = y * int(config.columns) + j
-                    self.load(gradients, (y * strip + j) * vector, gradient, pixel * pixel_bytes)
+                    offset = (y * int(config.gradient_columns) + j) * pixel_bytes
+                    guards = self.list_guards(j, 1, last_strip, shape.output_size[2])
+                    self.load(gradients, (y * strip + j) * vector, gradient, offset, guards)
             if line == lines[-1]:
                 emit_call(T.cuda.warp_sync())
                 with if_(self.position.lane == 0):
@@ -312,14 +305,26 @@ class WindowWgradKernel:
                     if column not in columns:
                         continue
                     for e in range(vector):
-                        place = (r * num_columns + s) * vector + e
+                        number = (r * num_columns + s) * vector + e
                         product = inputs[columns.index(column) * vector + e] * gradients[(y * strip + j) * vector + e]
-                        store(self.sums, place, self.sums[place] + product)
+                        store(self.sums, number, self.sums[number] + product)
 
-    def load(self, values: Buffer, first: int, address: Expr, offset: int) -> None:
-        """Load a vector of channels of a pixel, and convert it to the dtype of the sums."""
+    def list_guards(self, offset: int, step: int, last: int, width: int) -> list[Expr]:
+        """Return the conditions that a column of the thread is in a whole row; tiles have zeros beyond their rows."""
+        if not self.config.whole_rows or self.config.has_known_columns:
+            return []
+        column = self.first_column * step + offset
+        return [column >= 0] * (offset < 0) + [column < width] * (last * step + offset >= width)
+
+    def load(self, values: Buffer, first: int, address: Expr, offset: int, guards: Sequence[Expr]) -> None:
+        """Load a vector of channels of a pixel, or zeros, and convert it to the dtype of the sums."""
         vector = int(self.config.vector)
-        load_shared(self.words, address + to_uint32(offset), vector * self.config.itemsize)
+        num_bytes = vector * self.config.itemsize
+        if guards:
+            for word in range(max(1, num_bytes // 4)):
+                store(self.words, word, T.uint32(0))
+        with if_(logical_and(*guards)):
+            load_shared(self.words, address + to_uint32(offset % 2**32), num_bytes)  # addresses have 32 bits
         for e, value in enumerate(unpack(self.words, vector, self.config.w.storage)):
             store(values, first + e, value)
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -43,15 +42,18 @@ MAX_SUMS = 128  # of a thread
 MAX_THREADS = 640  # that compute
 MAX_OVERHANG = 1.25  # ratio of the pixels that tiles cover to those that exist, of configs worth a search
 OVERHEAD_REGISTERS = 30  # besides sums, rows of dY and a row of X
-WIDTHS, MAX_EQUAL_BLOCKS = (1, 2, 4, 8, 16), 5  # channels per tile in copies of TMA; tiles of all channels
+WIDTHS, MAX_EQUAL_BLOCKS = (2, 4, 8, 16), 4  # channels per tile in copies of TMA; tiles of all channels
 ROWS_CHOICES = (1, 2, 4, 7, 8, 14)
 STRIPS = (1, 2, 4, 5, 7)  # neighbouring columns of dY per thread
 IMAGES_CHOICES = (1, 2, 4, 8)
 MAX_SMALL_IMAGE = 400  # pixels
+LINE_BYTES = (128, 64, 32, 16)  # of whole rows
 STAGES_CHOICES = (1, 2, 3, 4)
-WAVES_CHOICES = (1, 2, 3, 4, 6)
+WAVES_CHOICES = (1, 2, 3, 4)
 # Of a line of a box of TMA, of its bytes, and of an SM's share of the memory; cycles of both launches and of a cluster.
 LINE_CYCLES, COPY_BYTES_PER_CYCLE, MEMORY_BYTES_PER_CYCLE = 1.35, 100, 18
+UNSWIZZLED_RATIO = 2.3  # of the time of lines that are no power of two
+ROW_BYTES_PER_CYCLE = 45  # of whole rows
 START_CYCLES, REDUCTION_CYCLES, CLUSTER_CYCLES = 3000, 2000, 900
 
 
@@ -68,6 +70,8 @@ class WindowWgradConfig(EstimatedTileConfig):
     """One config, or many configs as columns."""
 
     TILE_KNOBS: ClassVar[tuple[str, ...]] = ("channels", "rows", "columns", "strip")
+    SHARED_BYTES: ClassVar[int] = MAX_SHARED_BYTES
+    MISSING_KNOBS: ClassVar[Mapping[str, Any]] = {"whole_rows": 0}
 
     w: WeightGradient
     vector: Any  # channels per thread
@@ -79,6 +83,7 @@ class WindowWgradConfig(EstimatedTileConfig):
     taps_y: Any  # rows of the filter per thread
     stages: Any  # tiles in shared memory
     waves: Any  # CTAs per multiprocessor, which divide the tiles
+    whole_rows: Any  # 1 if TMA copies rows of all channels as contiguous lines, 0 for boxes of channels and columns
     parts_in_cluster: Any  # 1 if the parts are the CTAs of a cluster, 0 if a second kernel adds them
 
     @classmethod
@@ -88,7 +93,7 @@ class WindowWgradConfig(EstimatedTileConfig):
         _, height, width = cls.make_shape(w).output_size
         rows = sorted({n for n in (*ROWS_CHOICES, height) if n <= height and n <= ROWS_CHOICES[-1]})
         whole = [round_up(width, strip) for strip in STRIPS if width <= MAX_BOX_ELEMENTS // 2]
-        columns = sorted({n for n in (8, 14, 16, 28, 56, *whole) if n < width + STRIPS[-1]})
+        columns = sorted({n for n in (8, 14, 16, 28, *whole) if n < width + STRIPS[-1]})
         vectors = (2, 4) if get_itemsize(w.storage) == 2 else (1, 2)
         return {
             "vector": [v for v in vectors if w.C % v == 0],
@@ -100,6 +105,7 @@ class WindowWgradConfig(EstimatedTileConfig):
             "taps_y": sorted({filter_rows, ceil_div(filter_rows, 2)}),
             "stages": STAGES_CHOICES,
             "waves": WAVES_CHOICES,
+            "whole_rows": (0, 1) if all(map(all, cls.find_lines(w))) else (0,),
             "parts_in_cluster": (0, 1),
         }
 
@@ -124,6 +130,10 @@ class WindowWgradConfig(EstimatedTileConfig):
             (
                 f"a window has at most {MAX_BOX_ELEMENTS} rows and columns",
                 lambda t: np.maximum(t.window_lines, t.window_columns) <= MAX_BOX_ELEMENTS,
+            ),
+            (
+                "whole rows have all channels and columns",
+                lambda t: (t.whole_rows == 0) | ((t.channels == w.C) & (t.tiles_x == 1)),
             ),
             (
                 f"a cluster has at most {MAX_CLUSTER} parts, and more than one",
@@ -154,17 +164,23 @@ class WindowWgradConfig(EstimatedTileConfig):
             ("most threads of the last warp compute", lambda t: t.num_items >= 0.8 * t.compute_threads),
         ]
 
-    @classmethod
-    @functools.lru_cache(maxsize=64)
-    def list_legal(cls, w: WeightGradient) -> tuple[WindowWgradConfig, Any]:
-        """Return all configs, and which of them meet the required rules."""
-        configs = cls.from_options(cls.list_options(w), w=w)
-        return configs, functools.reduce(np.logical_and, [predicate(configs) for _, predicate in cls.list_required(w)])
-
     @staticmethod
     def make_shape(w: WeightGradient) -> PlaneShape:
         """Return the sizes of the forward convolution over planes, rows and columns."""
         return PlaneShape.from_workload(w.forward)
+
+    @classmethod
+    def find_lines(cls, w: WeightGradient) -> tuple[tuple[int, int], tuple[int, int]]:
+        """Return elements per line and lines per row of dY and of X, for whole rows; zeros if no box has them."""
+        shape, itemsize = cls.make_shape(w), get_itemsize(w.storage)
+
+        def find(columns: int) -> tuple[int, int]:
+            row = columns * w.C
+            lengths = (nbytes // itemsize for nbytes in LINE_BYTES)
+            fitting = [n for n in lengths if row % n == 0 and row // n <= MAX_BOX_ELEMENTS]
+            return (fitting[0], row // fitting[0]) if fitting else (0, 0)
+
+        return find(shape.output_size[2]), find(shape.input_size[2])
 
     @property
     def shape(self) -> PlaneShape:
@@ -205,7 +221,13 @@ class WindowWgradConfig(EstimatedTileConfig):
     @property
     def window_columns(self) -> Any:
         """Columns of X in shared memory."""
-        return self._count_window(2, self.columns, self.shape.kernel_size[2], self.has_known_columns)
+        is_image = self.has_known_columns | (self.whole_rows == 1)
+        return self._count_window(2, self.columns, self.shape.kernel_size[2], is_image)
+
+    @property
+    def gradient_columns(self) -> Any:
+        """Columns of dY in shared memory."""
+        return np.where(self.whole_rows == 1, self.shape.output_size[2], self.columns)
 
     def list_lines(self) -> list[int]:
         """Return the rows of X that a thread reads, from that of the first tap on, without those known as outside."""
@@ -238,7 +260,7 @@ class WindowWgradConfig(EstimatedTileConfig):
     @property
     def gradient_bytes(self) -> Any:
         """Bytes of dY of a tile."""
-        return self.images * self.rows * self.columns * self.channels * self.itemsize
+        return self.images * self.rows * self.gradient_columns * self.channels * self.itemsize
 
     @property
     def stage_bytes(self) -> Any:
@@ -402,8 +424,11 @@ class WindowWgradConfig(EstimatedTileConfig):
             (self.channels * itemsize % SHARED_BYTES_PER_CLOCK == 0) | (step_bytes % SHARED_BYTES_PER_CLOCK > 0), 1, 2
         )
         shared = conflicts * loads * self.vector * itemsize * self.compute_threads / SHARED_BYTES_PER_CLOCK
-        pixels = self.images * (self.window_lines * self.window_columns + self.rows * self.columns)
-        copies = pixels * (LINE_CYCLES + self.channels * itemsize / COPY_BYTES_PER_CYCLE)
+        pixels = self.images * (self.window_lines * self.window_columns + self.rows * self.gradient_columns)
+        line_bytes = self.channels * itemsize
+        is_slow = (line_bytes > COPY_BYTES) & (line_bytes & (line_bytes - 1) > 0)
+        copies = pixels * (LINE_CYCLES + line_bytes / COPY_BYTES_PER_CYCLE) * np.where(is_slow, UNSWIZZLED_RATIO, 1)
+        copies = np.where(self.whole_rows == 1, pixels * line_bytes / ROW_BYTES_PER_CYCLE, copies)
         argument_bytes = sum(map(math.prod, self.w.argument_shapes[:2])) * itemsize
         memory = argument_bytes / (H200.multiprocessors * MEMORY_BYTES_PER_CYCLE) * np.ones_like(issue)
         work = np.stack(np.broadcast_arrays(tiles * issue, tiles * shared, tiles * copies, memory))

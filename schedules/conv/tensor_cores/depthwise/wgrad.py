@@ -30,18 +30,15 @@ from tvmconv.registry import schedule
 from tvmconv.requirements import CHANNELS_LAST_LAYOUT, all_of
 from tvmconv.space import Knobs
 from tvmconv.target import WARP_SIZE
-from tvmconv.workloads import epilogue
 from tvmconv.workloads.conv_gradient import WeightGradient
 from tvmconv.workloads.dtypes import ACCUMULATOR, get_itemsize
 
-from ....primitives import disable_buffer_reuse
 from ....tir_builder import (
     Buffer,
     Expr,
     Register,
     allocate,
     block_axes,
-    build_schedule,
     declare_tensor_map,
     emit_call,
     emit_ptx,
@@ -57,7 +54,7 @@ from ....tir_builder import (
     to_uint32,
 )
 from ...gradient_operators import WGRAD
-from ...nhwc_direct.sum_of_parts import emit_sum_of_parts
+from ...nhwc_direct.depthwise_sums import build_depthwise_sums
 from ..gemm.atoms import MmaSyncAtom, ThreadPosition, ldmatrix_x4, named_barrier_sync
 from ..gemm.cta import allocate_smem, allow_dependent_launch
 from ..gemm.pipelines import PipelineState, TmaPipeline, fence_barrier_init
@@ -82,24 +79,12 @@ COMPUTE_BARRIER = 1  # named barrier of the warps that multiply
 def depthwise_diagonal(s: Schedule, w: WeightGradient, k: Knobs) -> Schedule:
     """Multiply octets of channels of X and dY over tiles of pixels, keep diagonals, and add parts in order."""
     config = DepthwiseWgradConfig.declare_knobs(w, k)
-    shape, num_sums = config.shape, math.prod(w.argument_shapes[-1])
-
-    def emit(arguments: dict[str, Buffer]) -> None:
-        workspace = allocate("partial_sums", int(config.num_parts) * num_sums, ACCUMULATOR, "global")
-        emit_products(config, arguments, workspace)
-
-        def store_result(number: Expr, value: Expr) -> None:
-            index = shape.array_index(number % w.C, shape.tap_from_index(number // w.C), 0)
-            result = epilogue.apply_to_expression(
-                w.epilogue, value, lambda name: arguments[name][index].astype(ACCUMULATOR)
-            )
-            T.buffer_store(arguments[w.RESULT], result.astype(w.argument_dtypes[-1]), [*index])
-
-        emit_sum_of_parts(int(config.num_parts), num_sums, workspace, store_result)
-
-    built = build_schedule(w, emit)
-    disable_buffer_reuse(built)  # TVM does not see the accesses of TMA
-    return built
+    return build_depthwise_sums(
+        w,
+        int(config.num_parts),
+        lambda arguments, workspace, _: emit_products(config, arguments, workspace),
+        lambda number: (number // w.C, number % w.C),
+    )
 
 
 def emit_products(config: DepthwiseWgradConfig, arguments: dict[str, Buffer], workspace: Buffer) -> None:
