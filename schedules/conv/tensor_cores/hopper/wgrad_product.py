@@ -44,7 +44,7 @@ from .tile_config import (
 )
 
 PART_PIXELS = 128  # parts are whole K tiles of any size
-PARTS_CHOICES = (1, 2, 3, 4, 5, 6, 7, 8, 10, 11, 12, 14, 16, 20, 22, 24, 28, 32, 40, 44, 48, 66, 88, 132)
+PARTS_CHOICES = (1, 2, 3, 4, 5, 6, 7, 8, 10, 11, 12, 14, 16, 20, 22, 24, 28, 30, 32, 40, 44, 48, 66, 88, 132)
 CLUSTER_CHOICES, MAX_CLUSTER_SIZE = (1, 2, 4, 8), 8  # CTAs along an axis, and in all, of a cluster
 COLUMN_UNITS = (64, 32, 16)  # channels per box
 MAX_PADDING = 1 / 8  # of columns, for wider boxes
