@@ -280,7 +280,7 @@ def emit_pipeline(w: Conv2d, tile: Tile, arguments: dict[str, Buffer], num_ctas:
             with tiles.work_tiles(cta) as work:
                 mainloop.consume(accumulators, descriptors, k_range, pipeline, state, thread, thread.warpgroup)
                 store_fragments(w, accumulators.list_sums(), tile, work.m, work.n, thread, arguments["Y"])
-        with if_(thread.is_first_of_warp(4)):  # producer
+        with thread.elect_in_warp(4):  # producer
             k = make_tap_iterator(w)
             with tiles.work_tiles(cta) as work:
                 mainloop.produce(work, k_range, maps, pipeline, state, k)
@@ -332,7 +332,7 @@ def emit_epilogue(w: Conv2d, tile: Tile, arguments: dict[str, Buffer]) -> None:
         if tile.moves_registers:
             with if_(thread.warp >= num_warps):  # the producer's warpgroup
                 emit_ptx("setmaxnreg.dec.sync.aligned.u32", 40)
-        with if_(thread.is_first_of_warp(num_warps)):  # producer
+        with thread.elect_in_warp(num_warps):  # producer
             k = make_tap_iterator(w)
             with tiles.work_tiles(cta) as work:
                 mainloop.produce(work, k_range, maps, pipeline, state, k)

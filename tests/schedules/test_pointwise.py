@@ -17,6 +17,7 @@ from tvmconv.errors import ScheduleError
         ("conv2d:3x8x8x8,26x8x1x1,s1,p0,f16,nhwc,bias,silu,add", {}),  # vectors of two channels
         ("conv2d:3x36x9x8,18x36x1x1,s1,p0,tf32,nhwc,bias", {}),
         ("conv1d:3x72x70,30x72x1,s1,p0,f16,nhwc", {"pixel_octets": 5}),
+        ("conv1d:3x40x70,30x40x1,s1,p0,f16,nhwc,bias,add", {"pixel_octets": 2, "warps": 2, "stages": 2}),
         ("conv3d:1x16x2x3x9,88x16x1x1x1,s1,p0,bf16,nhwc", {"warps": 4}),
         ("conv2d:5x40x20x21,24x40x1x1,s1,p0,f16,nhwc", {"pixel_octets": 1, "warps": 2}),  # warps compute several tiles
     ],

@@ -17,6 +17,9 @@ GRADIENTS = [
     ("conv2d_dgrad:2x24x9x11,40x24x1x1,s1,p0,f16,nhwc", {"pixel_octets": 3, "warps": 2}),
     ("conv3d_dgrad:2x32x2x3x9,32x32x1x1x1,s1,p0,bf16,nhwc", {"pixel_octets": 8}),  # octets without a pixel
     ("conv3d_dgrad:3x10x2x4x5,8x10x1x1x1,s1,p0,f16", {}),
+    ("conv2d_dgrad:2x72x9x11,216x72x1x1,s1,p0,f16,nhwc", {"pixel_octets": 2, "warps": 4, "stages": 3}),
+    ("conv2d_dgrad:2x40x19x11,24x40x1x1,s1,p0,bf16,nhwc,add", {"pixel_octets": 1, "warps": 2, "stages": 2}),
+    ("conv2d_transpose:3x64x20x31,64x24x1x1,s1,p0,f16,nhwc,bias,relu", {"pixel_octets": 6, "warps": 4, "stages": 4}),
 ]
 
 WEIGHT_GRADIENTS = [
@@ -32,8 +35,8 @@ WEIGHT_GRADIENTS = [
 
 @pytest.mark.sample(2)
 @pytest.mark.parametrize(("text", "config"), GRADIENTS)
-def test_pixels_in_registers_compute_gradients(text, config):
-    kernel = emulate.build_checked(text, "pointwise_mma_sync", config)
+def test_pixels_in_registers_or_stages_compute_gradients(text, config):
+    kernel = emulate.build_checked(text, "pointwise_mma_sync", {"stages": 0} | config)
     space = registry.find_schedule(kernel.workload, "pointwise_mma_sync").space(kernel.workload)
     used, launch = space.compute_usage(space.point_from_config(kernel.config)[None]), kernel.kernels[-1].launch
     assert (used.threads[0], used.dynamic_shared_bytes[0]) == (launch.threads_per_block, kernel.dynamic_shared_bytes)
@@ -50,17 +53,20 @@ def test_sums_in_registers_compute_gradients_of_weights(text, config):
     assert (used.threads[0], used.blocks[0]) in launches
 
 
-def test_warps_compute_several_tiles():
-    config = {"pixel_octets": 1, "warps": 2, "max_ctas": 132}
+@pytest.mark.parametrize("stages", [0, 2])
+def test_warps_compute_several_tiles(stages):
+    config = {"pixel_octets": 1, "warps": 2, "max_ctas": 132, "stages": stages}
     kernel = emulate.build_checked("conv2d_dgrad:5x24x20x21,40x24x1x1,s1,p0,f16,nhwc", "pointwise_mma_sync", config)
     assert kernel.launch.num_blocks == 132  # of 263 tiles, and two warps each
 
 
-def test_infinite_gradients_stay_in_their_pixels():
+@pytest.mark.parametrize("stages", [0, 2])
+def test_infinite_gradients_stay_in_their_pixels(stages):
     w = tc.parse("conv2d_dgrad:1x16x4x6,24x16x1x1,s1,p0,f16,nhwc")
     dy, weight = w.inputs(seed=0)
     dy[0, 1, 2] = np.inf
-    result = emulate.run(tc.build(w, "pointwise_mma_sync", arch="sm_90").lowered_module, (dy, weight))
+    kernel = tc.build(w, "pointwise_mma_sync", arch="sm_90", config={"stages": stages})
+    result = emulate.run(kernel.lowered_module, (dy, weight))
     assert np.argwhere(~np.isfinite(result).all(axis=-1)).tolist() == [[0, 1, 2]]
 
 

@@ -115,7 +115,7 @@ def emit_kernel(config: DepthwisePlanesConfig, arguments: dict[str, Buffer]) -> 
         kernel = DepthwisePlanesKernel(config, arguments, ops, cta, smem, pipeline, PipelineState("plane", stages))
         with if_(cta.thread.thread < compute_threads):
             kernel.compute()
-        with if_(cta.thread.is_first_of_warp(compute_threads // WARP_SIZE)):
+        with cta.thread.elect_in_warp(compute_threads // WARP_SIZE):
             kernel.load_planes()
 
 

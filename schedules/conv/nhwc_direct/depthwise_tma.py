@@ -290,7 +290,7 @@ def emit_kernel(config: DepthwiseTmaConfig, arguments: dict[str, Buffer], *, is_
         kernel = DepthwiseTmaKernel(config, arguments, ops, cta, smem, pipeline, state, is_flipped)
         with if_(cta.thread.thread < compute_threads):
             kernel.compute()
-        with if_(cta.thread.is_first_of_warp(compute_threads // WARP_SIZE)):
+        with cta.thread.elect_in_warp(compute_threads // WARP_SIZE):
             kernel.load_windows(input_map)
 
 

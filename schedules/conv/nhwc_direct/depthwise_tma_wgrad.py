@@ -184,7 +184,7 @@ class WindowWgradKernel:
         self.sums = allocate("sums", int(config.num_accumulators), ACCUMULATOR)
         with if_(self.thread < compute_threads):
             self.compute()
-        with if_(self.position.is_first_of_warp(compute_threads // WARP_SIZE)):
+        with self.position.elect_in_warp(compute_threads // WARP_SIZE):
             self.copy_tiles(gradient_map, input_map)
         if in_cluster:
             emit_ptx("barrier.cluster.wait.acquire")  # all CTAs of the cluster run

@@ -127,7 +127,7 @@ def emit_diagonals(config: DiagonalConfig, arguments: dict[str, Buffer], ops: Ep
         kernel = DiagonalKernel(config, arguments, ops, cta, pipeline, results)
         with if_(cta.thread.thread < compute_threads):
             kernel.compute(output_map)
-        with if_(cta.thread.is_first_of_warp(compute_threads // WARP_SIZE)):
+        with cta.thread.elect_in_warp(compute_threads // WARP_SIZE):
             kernel.load_windows(input_map)
 
 

@@ -116,7 +116,7 @@ def emit_products(config: DepthwiseWgradConfig, arguments: dict[str, Buffer], wo
         kernel = DepthwiseWgradKernel(config, workspace, pipeline, smem, part, block, thread)
         with if_(thread < compute_threads):
             kernel.compute()
-        with if_(kernel.position.is_first_of_warp(compute_threads // WARP_SIZE)):
+        with kernel.position.elect_in_warp(compute_threads // WARP_SIZE):
             kernel.copy_tiles(gradient_map, input_map)
 
 

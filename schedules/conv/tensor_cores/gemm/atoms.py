@@ -8,7 +8,8 @@ An atom computes D[m, n] = A[m, k] B[n, k] + D with accumulators in float32, or 
 from __future__ import annotations
 
 import functools
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from enum import IntEnum
 from typing import ClassVar
@@ -20,7 +21,7 @@ from tvm.script import tirx as T  # noqa: N812  (TVM's own name for it)
 from tvmconv.target import WARP_SIZE, WARPGROUP_SIZE
 from tvmconv.workloads.dtypes import DTYPES
 
-from ....tir_builder import Expr, emit_call, emit_ptx
+from ....tir_builder import Expr, emit_call, emit_ptx, if_
 
 
 class Major(IntEnum):
@@ -127,6 +128,17 @@ class MmaSyncAtom:
         return DTYPES[self.a_dtype].accumulator
 
 
+@contextmanager
+def elect_thread() -> Iterator[None]:
+    """Open what one thread of a warp runs, whose threads are all active.
+
+    Where ptxas does not know that one thread is active, it wraps each copy of TMA in a loop over the active threads,
+    which takes more than a hundred cycles. It knows this of a thread that `elect.sync` selects.
+    """
+    with if_(T.cuda.elect_sync() != T.uint32(0)):
+        yield
+
+
 @dataclass(frozen=True)
 class ThreadPosition:
     """Position of a thread in its CTA."""
@@ -143,9 +155,11 @@ class ThreadPosition:
         """Index of the warp in the CTA."""
         return self.thread // WARP_SIZE
 
-    def is_first_of_warp(self, warp: int) -> Expr:
-        """Return whether the thread is the first one of a warp."""
-        return T.And(self.warp == warp, self.lane == 0)
+    @contextmanager
+    def elect_in_warp(self, warp: int) -> Iterator[None]:
+        """Open what one thread of a warp runs; see `elect_thread`."""
+        with if_(self.warp == warp), elect_thread():
+            yield
 
     @property
     def warpgroup(self) -> Expr:

@@ -15,8 +15,8 @@ from tvm.script import tirx as T  # noqa: N812  (TVM's own name for it)
 from tvmconv.arithmetic import round_up
 from tvmconv.target import WARP_SIZE, WARPGROUP_SIZE
 
-from ....tir_builder import emit_alternatives, if_
-from .atoms import ThreadPosition, setmaxnreg
+from ....tir_builder import Expr, emit_alternatives, if_
+from .atoms import ThreadPosition, elect_thread, setmaxnreg
 
 
 @dataclass(frozen=True)
@@ -62,22 +62,18 @@ class WarpRoles:
             yield
 
     def emit_producers(self, thread: ThreadPosition, loaders: Sequence[Callable[[], None]]) -> None:
-        """Emit what producers run: the loader of operands, then those of a residual, by one elected thread each.
-
-        Where ptxas does not know that one thread of a warp is active, it wraps each copy of TMA in a loop over the
-        active threads, which takes more than a hundred cycles. It knows this of a thread that `elect.sync` selects.
-        """
+        """Emit what producers run: the loader of operands, then those of a residual, by one thread each."""
         load_operands, *load_residuals = loaders
         first_residual_warp = self.producer_warp + self.operand_warps
-        is_loader = thread.warp == self.producer_warp
-        load: Callable[[], None] = functools.partial(_run_by_one_thread, load_operands)
+        loader_by_warp = {first_residual_warp + i: load for i, load in enumerate(load_residuals)}
+        branches: list[tuple[Expr, Callable[[], None]]] = []
         if self.operand_warps > 1:
             is_loader = T.And(thread.warp >= self.producer_warp, thread.warp < first_residual_warp)
-            load = load_operands
-        branches = [(is_loader, load)]
-        for i, load_residual in enumerate(load_residuals):
-            load = functools.partial(_run_by_one_thread, load_residual)
-            branches.append((thread.warp == first_residual_warp + i, load))
+            branches.append((is_loader, load_operands))
+        else:
+            loader_by_warp = {self.producer_warp: load_operands} | loader_by_warp
+        for warp, load in loader_by_warp.items():
+            branches.append((thread.warp == warp, functools.partial(_run_by_one_thread, load)))
         if not self.registers:
             for branch in branches:
                 emit_alternatives([branch])
@@ -88,6 +84,5 @@ class WarpRoles:
 
 
 def _run_by_one_thread(emit: Callable[[], None]) -> None:
-    """Emit what one thread of the active warp runs."""
-    with if_(T.cuda.elect_sync() != T.uint32(0)):
+    with elect_thread():
         emit()

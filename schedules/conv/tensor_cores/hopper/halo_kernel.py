@@ -28,7 +28,7 @@ from ....tir_builder import (
     if_,
     to_uint32,
 )
-from ..gemm.atoms import ThreadPosition, WgmmaAtom
+from ..gemm.atoms import ThreadPosition, WgmmaAtom, elect_thread
 from ..gemm.channel_arguments import ChannelArguments
 from ..gemm.channels_first_epilogue import ChannelsFirstEpilogue
 from ..gemm.column_reduction import ColumnReduction
@@ -183,7 +183,7 @@ def list_pixel_loaders(
 
     def copy_boxes() -> None:
         if not isinstance(boxes, AsyncPipeline):
-            with if_(thread.lane == 0), state.tiles.work_tiles(cta.index) as tile:
+            with elect_thread(), state.tiles.work_tiles(cta.index) as tile:
                 transpose.produce_pixels(tile, k_range, pixel_map, boxes, boxes_state)
             return
         arrivals = PendingArrivals(boxes, 1)
@@ -205,7 +205,7 @@ def emit_halo_prologue(
     pipelines: Sequence[TmaPipeline], tensor_maps: Sequence[Expr], thread: ThreadPosition, filter_warp: int
 ) -> None:
     """Initialize the barriers and wait for the results of the previous launch."""
-    with if_(thread.is_first_of_warp(filter_warp)):
+    with if_(thread.thread == filter_warp * WARP_SIZE):
         prefetch_tensor_maps(tensor_maps)
     with if_(thread.thread == 0):
         for pipeline in pipelines:

@@ -12,6 +12,7 @@ Warpgroups multiply, and store the pixels of their rows; the zeros between lines
 from __future__ import annotations
 
 import math
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 
 from tvm.s_tir import Schedule
@@ -123,9 +124,9 @@ class HaloPixelsCta:
     filters: TmaPipeline  # stages of filters
     states: tuple[PipelineState, PipelineState]  # stages of both that a thread fills or reads next
 
-    def is_loader(self, warp: int) -> Expr:
-        """Return whether a thread is the one that runs the role of a warp behind those that multiply."""
-        return self.thread.is_first_of_warp(self.halo.num_consumers * WARPGROUP_SIZE // WARP_SIZE + warp)
+    def elect_loader(self, warp: int) -> AbstractContextManager[None]:
+        """Open what one thread runs of a warp behind those that multiply."""
+        return self.thread.elect_in_warp(self.halo.num_consumers * WARPGROUP_SIZE // WARP_SIZE + warp)
 
 
 def emit_kernel(config: HaloConfig, arguments: dict[str, Buffer]) -> None:
@@ -143,9 +144,9 @@ def emit_kernel(config: HaloConfig, arguments: dict[str, Buffer]) -> None:
         state = HaloPixelsCta(cta.thread, cta.index, tiles, int(config.num_blocks_k), halo, filters, states)
         with if_(cta.thread.thread < int(config.warpgroups) * WARPGROUP_SIZE):
             emit_consumer(mainloop, state, make_epilogue(config, mainloop, arguments, smem, cta.thread))
-        with if_(state.is_loader(0)), tiles.work_tiles(cta.index) as tile:
+        with state.elect_loader(0), tiles.work_tiles(cta.index) as tile:
             mainloop.load_filters(tile, state.num_blocks_k, filter_map, filters, states[1])
-        with if_(state.is_loader(1)), tiles.work_tiles(cta.index) as tile:
+        with state.elect_loader(1), tiles.work_tiles(cta.index) as tile:
             mainloop.load_pixels(tile, state.num_blocks_k, input_map, halo, states[0])
         if cluster_m > 1:  # a CTA must not exit before the others stop writing to its shared memory
             sync_cluster_relaxed()

@@ -20,6 +20,7 @@ from ...tile_config import Rule, declare_choices
 from ..implicit_gemm_shape import ACCUMULATOR_BYTES, ImplicitGemmShape
 from .candidates import WIDE_BOX, list_best
 from .constraints import (
+    MIN_BOX_COLUMNS,
     count_equal_registers,
     isa_constraints,
     prune_narrow_boxes,
@@ -44,7 +45,7 @@ from .tile_config import (
 )
 
 PART_PIXELS = 128  # parts are whole K tiles of any size
-PARTS_CHOICES = (1, 2, 3, 4, 5, 6, 7, 8, 10, 11, 12, 14, 16, 20, 22, 24, 28, 32, 40, 44, 48, 66, 88, 132)
+PARTS_CHOICES = (1, 2, 3, 4, 5, 6, 7, 8, 10, 11, 12, 14, 16, 20, 22, 24, 28, 30, 32, 40, 44, 48, 66, 88, 132)
 CLUSTER_CHOICES, MAX_CLUSTER_SIZE = (1, 2, 4, 8), 8  # CTAs along an axis, and in all, of a cluster
 COLUMN_UNITS = (64, 32, 16)  # channels per box
 MAX_PADDING = 1 / 8  # of columns, for wider boxes
@@ -57,6 +58,10 @@ SLICES_LATENCY_RATIO = 1.05  # likewise of k-tiles that warpgroups divide, which
 # Configs with which a search starts besides the default. In four seconds it tries some 80, of which hardly one of those
 # that it drew itself was faster, on an H200.
 STARTING_CONFIGS = 19
+# Further ones: tiles that do not fill wide boxes, clusters that share an operand, and tiles of which K tiles of another
+# size are tried.
+NUM_NARROW_CONFIGS, NUM_SHARING_CONFIGS, NUM_TWINS = 4, 4, 4
+TWIN_BLOCK_K_BYTES = (128, 256)
 MAX_PARTS_OF_SEVERAL_TILES = 8  # of products large enough for CTAs that compute several tiles of each part
 
 
@@ -209,16 +214,80 @@ def _list_rules_of_several_tiles(product: Conv, gemm: ImplicitGemmShape) -> list
 def list_best_configs(w: WeightGradient) -> list[tuple[dict[str, int], float]]:
     """Return the knob values with the best estimates of several tiles and numbers of parts, and these estimates.
 
-    The best ones come first. If a tile that does not fill wide boxes has the best estimate of all, it is the last one,
-    because the estimate does not know the cost of narrow boxes.
+    The best ones come first. Others follow that an estimate does not rank well: tiles that do not fill wide boxes, K
+    tiles of another size, and CTAs that share an operand.
     """
-    widths = KNOB_OPTIONS["block_n"]
+    widths, min_box = KNOB_OPTIONS["block_n"], math.gcd(choose_columns_per_tap(w.forward), MIN_BOX_COLUMNS)
     wide, narrow = (
-        _list_best_tiles(w, [block_n for block_n in widths if (block_n % WIDE_BOX == 0) == is_wide])
-        for is_wide in (True, False)
+        _list_best_tiles(
+            w, [n for n in widths if (n % WIDE_BOX == 0) == is_wide and math.gcd(n, MIN_BOX_COLUMNS) >= box]
+        )
+        for is_wide, box in ((True, 0), (False, min_box))
     )
     best = (wide or narrow)[: STARTING_CONFIGS + 1]
-    return [*best, narrow[0]] if wide and narrow and narrow[0][1] < wide[0][1] else best
+    best_by_width = {config["block_n"]: (config, latency_us) for config, latency_us in reversed(narrow)}
+    narrow = sorted(best_by_width.values(), key=lambda entry: entry[1])[:NUM_NARROW_CONFIGS] if wide else []
+    sharing = _list_sharing_configs(w)
+    twins = [
+        twin for ranked in (best, narrow, sharing) for entry in ranked[:NUM_TWINS] for twin in _list_twins(w, *entry)
+    ]
+    known, more = [config for config, _ in best], list[tuple[dict[str, int], float]]()
+    for config, latency_us in (*narrow, *sharing, *twins):
+        if config not in known:
+            known.append(config)
+            more.append((config, latency_us))
+    return [*best, *more]
+
+
+def _list_twins(w: WeightGradient, config: dict[str, int], latency_us: float) -> list[tuple[dict[str, int], float]]:
+    """Return the config with K tiles of twice or half the size, and as many stages as fit, if that is legal."""
+    values = dict(config)
+    parts, block_k_bytes = values.pop("parts"), values["block_k_bytes"]
+    others = [size for size in TWIN_BLOCK_K_BYTES if block_k_bytes in TWIN_BLOCK_K_BYTES and size != block_k_bytes]
+    twins = []
+    for size in others:
+        options = {"stages": sorted(STAGES_CHOICES, reverse=True)}
+        fixed = {name: value for name, value in values.items() if name != "stages"} | {"block_k_bytes": size}
+        legal = HopperTileConfig.from_options(options, **fixed).select_meeting(constraints(w, parts))
+        if np.size(legal.stages):
+            twins.append(({**config, "block_k_bytes": size, "stages": int(np.max(legal.stages))}, latency_us))
+    return twins
+
+
+def _list_sharing_configs(w: WeightGradient) -> list[tuple[dict[str, int], float]]:
+    """Return the best configs of one tile along an axis, whose operand the CTAs along the other axis share in clusters.
+
+    All CTAs of a part read the same tile of this operand. For 216 to 216 channels, clusters of four took 12.3 µs on an
+    H200, and the best config without a shared operand 16.3.
+    """
+    family, best = make_family(w), dict[tuple[int, int], tuple[dict[str, int], float]]()
+    for parts, product in family.products.items():
+        gemm = ImplicitGemmShape.from_workload(product)
+        rules: list[Rule] = [
+            *constraints(w, parts),
+            (
+                "CTAs along one axis share the operand of the other, along which there is one tile",
+                functools.partial(_shares_operand, gemm),
+            ),
+            ("all CTAs run at a time", functools.partial(_has_one_wave, gemm)),
+        ]
+        options, estimate = KNOB_OPTIONS | {"split_k": (1,)}, functools.partial(family.estimate_us, value=parts)
+        for config, latency_us in list_best(options, rules, estimate, NUM_SHARING_CONFIGS):
+            tile = int(config.block_m), int(config.block_n)
+            if tile not in best or latency_us < best[tile][1]:
+                values = {name: getattr(config, name) for name in list_options(w)}
+                best[tile] = {**values, "parts": parts}, latency_us
+    return sorted(best.values(), key=lambda entry: entry[1])[:NUM_SHARING_CONFIGS]
+
+
+def _shares_operand(gemm: ImplicitGemmShape, t: HopperTileConfig) -> Any:
+    shares_columns = (t.block_n >= gemm.n) & (t.cluster_n == 1) & (t.cluster_m > 1)
+    shares_rows = (t.block_m >= gemm.m) & (t.cluster_m == 1) & (t.cluster_n > 1) & (t.block_n % WIDE_BOX == 0)
+    return shares_columns | shares_rows
+
+
+def _has_one_wave(gemm: ImplicitGemmShape, t: HopperTileConfig) -> Any:
+    return t.num_tiles(gemm) <= t.max_active_ctas
 
 
 def _list_best_tiles(w: WeightGradient, widths: Sequence[int]) -> list[tuple[dict[str, int], float]]:

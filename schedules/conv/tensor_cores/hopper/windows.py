@@ -12,6 +12,7 @@ small, so that several share an SM, and one stores while others multiply.
 from __future__ import annotations
 
 import math
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 
 from tvm.s_tir import Schedule
@@ -149,9 +150,9 @@ class WindowCta:
     states: tuple[PipelineState, PipelineState]  # stages of windows and of the output that a thread fills or reads next
     epilogue: TmaEpilogue
 
-    def is_loader(self, warp: int) -> Expr:
-        """Return whether a thread is the one that runs the role of a warp behind those that multiply."""
-        return self.thread.is_first_of_warp(self.windows.num_consumers * WARPGROUP_SIZE // WARP_SIZE + warp)
+    def elect_loader(self, warp: int) -> AbstractContextManager[None]:
+        """Open what one thread runs of a warp behind those that multiply."""
+        return self.thread.elect_in_warp(self.windows.num_consumers * WARPGROUP_SIZE // WARP_SIZE + warp)
 
 
 def emit_kernel(config: WindowConfig, arguments: dict[str, Buffer]) -> None:
@@ -195,12 +196,12 @@ def emit_kernel(config: WindowConfig, arguments: dict[str, Buffer]) -> None:
         state = WindowCta(cta.thread, cta.index, scheduler, windows, filters, subtiles, states, stored)
         with if_(cta.thread.thread < prefetching_thread):
             emit_consumer(mainloop, state)
-        with if_(state.is_loader(0)):
+        with state.elect_loader(0):
             mainloop.load_filters(filter_map, filters)
             with scheduler.work_tiles(cta.index) as tile:
                 mainloop.load_window(tile, input_map, windows, states[0])
         if ops.residuals:
-            with if_(state.is_loader(1)), scheduler.work_tiles(cta.index) as tile:
+            with state.elect_loader(1), scheduler.work_tiles(cta.index) as tile:
                 stored.load_residual(tile, states[1])
 
 

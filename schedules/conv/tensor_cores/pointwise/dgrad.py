@@ -8,13 +8,16 @@ The order of the reduction and that of the channels are free. Four lanes load 64
 which are operand B of two mmas. The sums of a lane are neighbouring channels of two pixels, which it stores at once.
 While a warp stores a tile of pixels, it loads the next one.
 
-Source: PTX ISA, "mma.sync".
+With `stages`, cp.async copies the tiles of a CTA to shared memory instead, where they are contiguous, and `ldmatrix`
+loads the operands. More bytes are under way then, and pixels of many channels need no registers.
+
+Sources: PTX ISA, "mma.sync", "cp.async" and "ldmatrix".
 """
 
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from tvm.s_tir import Schedule
@@ -46,12 +49,14 @@ from ....tir_builder import (
 )
 from ...gradient_conversion import build_channels_last_gradient, view_channels_last
 from ...gradient_operators import DGRAD, TRANSPOSE
-from ..gemm.atoms import MmaSyncAtom, ThreadPosition
-from ..gemm.cta import allocate_smem, allow_dependent_launch, open_cta
+from ..gemm.atoms import MmaSyncAtom, ThreadPosition, ldmatrix_x4
+from ..gemm.cta import Cta, allocate_smem, allow_dependent_launch, open_cta
 from ..gemm.epilogue_ops import EpilogueOps, apply_to_vector
+from ..gemm.pipelines import CpAsyncPipeline
 from ..hopper.tma_requirements import is_pixel_matrix
 from ..implicit_gemm_shape import VECTOR_BYTES
 from .dgrad_config import FRAGMENT_BYTES, GROUP_BYTES, MMA_M, OCTET, PointwiseConfig
+from .pixel_operand import PixelOperand
 
 DTYPES = ("float16", "bfloat16", "tf32")
 MAX_ROW_BYTES = 192  # bytes of the narrower rows of dX and dY, up to which a search tries the schedule
@@ -100,20 +105,36 @@ def pointwise_mma_sync(s: Schedule, w: InputGradient, k: Knobs) -> Schedule:
 
 def emit_kernel(config: PointwiseConfig, arguments: dict[str, Buffer], *, has_filter_rows: bool = False) -> None:
     """Emit the kernel; see `copy_filters` for the last argument."""
-    num_ctas, warps, num_tiles = int(config.num_blocks), int(config.warps), int(config.num_tiles)
+    num_ctas, warps, rounds = int(config.num_blocks), int(config.warps), int(config.rounds)
     with open_cta(num_ctas, int(config.num_threads), 1, splits_in_cluster=False) as cta:
         smem = allocate_smem(int(config.smem_bytes))
         allow_dependent_launch()
         tile = Register("tile", value=cta.index * warps + cta.thread.warp)
-        pixels = RegisterTile.allocate(config, arguments, cta.thread)
-        load_pixels = functools.partial(pixels.load, tile.value)
-        copy_filters(config, arguments["K"], smem, cta.thread.thread, load_pixels, has_filter_rows=has_filter_rows)
+        sums = PixelSums.allocate(config, arguments, cta.thread, smem)
+        copy_weight = functools.partial(
+            copy_filters, config, arguments["K"], smem, cta.thread.thread, has_filter_rows=has_filter_rows
+        )
+        if config.stages:
+            staged = StagedTile(config, arguments["X"], sums, cta, smem + to_uint32(config.filter_bytes))
+            pipeline = CpAsyncPipeline(int(config.stages))
+            pipeline.fill(rounds, staged.copy)
+            copy_weight(load_pixels=lambda: None)
+
+            def compute(stage: Expr) -> None:
+                staged.multiply(stage)
+                sums.store(tile.value)
+                tile.set(tile.value + num_ctas * warps)
+
+            pipeline.run(rounds, staged.copy, compute, staged.is_valid)
+            return
+        pixels = RegisterTile.allocate(config, arguments["X"], sums)
+        copy_weight(load_pixels=functools.partial(pixels.load, tile.value))
         emit_call(T.cuda.cta_sync())
-        with serial_loop(int(config.rounds), "round"), if_(tile.value < num_tiles):
-            pixels.multiply(smem)
-            if config.rounds > 1:
+        with serial_loop(rounds, "round"), if_(tile.value < int(config.num_tiles)):
+            pixels.multiply()
+            if rounds > 1:
                 pixels.load(tile.value + num_ctas * warps)
-            pixels.store_sums(tile.value)
+            sums.store(tile.value)
             tile.set(tile.value + num_ctas * warps)
 
 
@@ -132,7 +153,8 @@ def copy_filters(
 
     An item is half a fragment of a lane: two channels of dX of the same channels of dY, one of 32 bits or two of 16.
     With `has_filter_rows`, the weight is (channels of dX, channels of dY), as that of a forward convolution is if its
-    filters stand for the channels of dX. Otherwise it is (channels of dY, channels of dX).
+    filters stand for the channels of dX. Otherwise it is (channels of dY, channels of dX). `ldmatrix` and loads to
+    registers have different orders of the reduction.
     """
     shape, items_per_step, num_threads = config.shape, config.mmas_m * 2 * WARP_SIZE, int(config.num_threads)
     num_items = 2 * config.k_groups * items_per_step
@@ -146,6 +168,8 @@ def copy_filters(
         lane, half = item % WARP_SIZE, item // WARP_SIZE % 2  # a warp loads neighbouring channels of few rows
         mma_m, step = item // (2 * WARP_SIZE) % config.mmas_m, item // items_per_step
         k = (step // 2 * CHUNKS + lane % CHUNKS) * (VECTOR_BYTES // config.itemsize) + (step % 2 * 2 + half) * words
+        if config.stages:
+            k = (2 * step + half) * (VECTOR_BYTES // config.itemsize) + lane % CHUNKS * words
         offset = item // (2 * WARP_SIZE) * FRAGMENT_BYTES + lane * VECTOR_BYTES + half * 8
         return k, config.channel(2 * mma_m, lane // CHUNKS), offset
 
@@ -182,58 +206,40 @@ def copy_filters(
 
 
 @dataclass(frozen=True)
-class RegisterTile:
-    """The pixels of a warp and their sums, in registers."""
+class PixelSums:
+    """The sums of a warp's pixels, in registers, and the weight, which all pixels are multiplied by."""
 
     config: PointwiseConfig
     arguments: dict[str, Buffer]  # arguments by their roles in a convolution
     thread: ThreadPosition  # position in the CTA
-    words: Buffer  # dY: (octet of pixels, group of the reduction, word)
     sums: Buffer  # sums: (mma along the channels, octet of pixels, accumulator)
     fragment: Buffer  # operand A of an mma
+    filters: Expr  # shared-memory address of this lane's part of the weight
 
     @classmethod
-    def allocate(cls, config: PointwiseConfig, arguments: dict[str, Buffer], thread: ThreadPosition) -> RegisterTile:
-        """Allocate the registers, and set those of pixels to zero that the first tile may lack."""
-        num_words = int(config.k_groups * config.pixel_octets * 4)
-        words = allocate("pixels", num_words, "uint32")
-        if config.shape.m % (OCTET * config.pixel_octets):
-            with unrolled_loop(num_words, "i") as i:
-                store(words, i, T.uint32(0))
+    def allocate(
+        cls, config: PointwiseConfig, arguments: dict[str, Buffer], thread: ThreadPosition, smem: Expr
+    ) -> PixelSums:
+        """Allocate the registers."""
         sums, fragment = allocate("sums", int(config.num_accumulators), "float32"), allocate("filters", 4, "uint32")
-        return cls(config, arguments, thread, words, sums, fragment)
+        return cls(config, arguments, thread, sums, fragment, smem + to_uint32(thread.lane * VECTOR_BYTES))
 
-    def load(self, tile: Expr) -> None:
-        """Load the pixels of a tile, with zeros beyond the channels of dY; there are none beyond the last pixel."""
-        config, shape, lane = self.config, self.config.shape, self.thread.lane
-        elements, groups = VECTOR_BYTES // config.itemsize, config.k_groups
-        # Column n of an mma is pixel n % 2 * 4 + n // 2, so that a lane of each four stores neighbouring pixels.
-        lane_pixel = lane // 4 % 2 * 4 + lane // 8
-        with unrolled_loop(config.pixel_octets, "p") as octet, unrolled_loop(groups, "group") as group:
-            pixel, k = self._pixel(tile, octet) + lane_pixel, (group * CHUNKS + lane % 4) * elements
-            registers = [self.words[(octet * groups + group) * 4 + e] for e in range(4)]
-            has_channel = is_below(k, shape.k, CHUNKS * elements)
-            if has_channel is not True:
-                for e in range(4):
-                    store(self.words, (octet * groups + group) * 4 + e, T.uint32(0))
-            with if_(logical_and(pixel < shape.m, has_channel)):
-                pointer = self.arguments["X"].access_ptr("r", offset=pixel * shape.k + k)
-                emit_ptx("ld.global.v4.b32", *registers, pointer)
+    def clear(self) -> None:
+        """Set the sums to zero."""
+        fill_zeros(self.sums, int(self.config.num_accumulators))
 
-    def multiply(self, smem: Expr) -> None:
-        """Multiply the pixels in registers."""
+    def multiply(self, step: Expr, locate_words: Callable[[Expr], Sequence[Expr]]) -> None:
+        """Add the products of a step of the reduction; `locate_words` returns operand B of an octet of pixels."""
         config, atom = self.config, MmaSyncAtom(self.config.w.dtype, self.config.w.dtype)
-        fill_zeros(self.sums, int(config.num_accumulators))
-        registers, address = [self.fragment[e] for e in range(4)], smem + to_uint32(self.thread.lane * 16)
-        with unrolled_loop(2 * config.k_groups, "step") as step, unrolled_loop(config.mmas_m, "m") as mma_m:
+        registers = [self.fragment[e] for e in range(4)]
+        with unrolled_loop(config.mmas_m, "m") as mma_m:
             offset = to_uint32((step * config.mmas_m + mma_m) * FRAGMENT_BYTES)
-            emit_ptx("ld.shared.v4.b32", *registers, address + offset)
+            emit_ptx("ld.shared.v4.b32", *registers, self.filters + offset)
             with unrolled_loop(config.pixel_octets, "p") as octet:
-                first = (octet * config.k_groups + step // 2) * 4 + step % 2 * 2
                 sums = [self.sums[self._first_sum(mma_m, octet) + e] for e in range(4)]
-                atom.emit(sums, registers, [self.words[first + e] for e in range(2)])
+                atom.emit(sums, registers, locate_words(octet))
 
-    def store_sums(self, tile: Expr) -> None:
+    def store(self, tile: Expr) -> None:
         """Apply the epilogue, and store vectors of channels of dX."""
         config, shape, lane = self.config, self.config.shape, self.thread.lane
         values, packed = allocate("values", 8, "float32"), allocate("packed", 8, "uint32")
@@ -241,7 +247,7 @@ class RegisterTile:
         for first, vector in config.vectors:
             channel = config.channel(first, lane // 4)
             with unrolled_loop(config.pixel_octets, "p") as octet, unrolled_loop(2, "e") as e:
-                pixel = self._pixel(tile, octet) + e * 4 + lane % 4
+                pixel = (tile * config.pixel_octets + octet) * OCTET + e * 4 + lane % 4
                 with if_(logical_and(pixel < shape.m, is_below(channel, shape.n, config.mmas_m * MMA_M))):
                     for i in range(vector):
                         mma_m, half = divmod(first + i, 2)
@@ -250,8 +256,122 @@ class RegisterTile:
                     apply_to_vector(ops, self.arguments, channel, index, vector, values, packed)
                     store_global(self.arguments["Y"], index, packed, vector)
 
-    def _pixel(self, tile: Expr, octet: Expr) -> Expr:
-        return (tile * self.config.pixel_octets + octet) * OCTET
-
     def _first_sum(self, mma_m: Expr, octet: Expr) -> Expr:
         return (mma_m * self.config.pixel_octets + octet) * 4
+
+
+def permute_pixels(column: Expr) -> Expr:
+    """Return the pixel of a column of an mma, so that a lane of each four stores neighbouring pixels."""
+    return column % 2 * 4 + column // 2
+
+
+@dataclass(frozen=True)
+class RegisterTile:
+    """The pixels of a warp, in registers."""
+
+    config: PointwiseConfig
+    pixels: Buffer  # dY
+    sums: PixelSums
+    words: Buffer  # registers: (octet of pixels, group of the reduction, word)
+
+    @classmethod
+    def allocate(cls, config: PointwiseConfig, pixels: Buffer, sums: PixelSums) -> RegisterTile:
+        """Allocate the registers, and set those of pixels to zero that the first tile may lack."""
+        num_words = int(config.k_groups * config.pixel_octets * 4)
+        words = allocate("pixels", num_words, "uint32")
+        if config.shape.m % (OCTET * config.pixel_octets):
+            with unrolled_loop(num_words, "i") as i:
+                store(words, i, T.uint32(0))
+        return cls(config, pixels, sums, words)
+
+    def load(self, tile: Expr) -> None:
+        """Load the pixels of a tile, with zeros beyond the channels of dY; there are none beyond the last pixel."""
+        config, shape, lane = self.config, self.config.shape, self.sums.thread.lane
+        elements, groups = VECTOR_BYTES // config.itemsize, config.k_groups
+        lane_pixel = permute_pixels(lane // 4)
+        with unrolled_loop(config.pixel_octets, "p") as octet, unrolled_loop(groups, "group") as group:
+            pixel = (tile * config.pixel_octets + octet) * OCTET + lane_pixel
+            k = (group * CHUNKS + lane % 4) * elements
+            registers = [self.words[(octet * groups + group) * 4 + e] for e in range(4)]
+            has_channel = is_below(k, shape.k, CHUNKS * elements)
+            if has_channel is not True:
+                for e in range(4):
+                    store(self.words, (octet * groups + group) * 4 + e, T.uint32(0))
+            with if_(logical_and(pixel < shape.m, has_channel)):
+                pointer = self.pixels.access_ptr("r", offset=pixel * shape.k + k)
+                emit_ptx("ld.global.v4.b32", *registers, pointer)
+
+    def multiply(self) -> None:
+        """Multiply the pixels in registers."""
+        groups = self.config.k_groups
+        self.sums.clear()
+        with unrolled_loop(2 * groups, "step") as step:
+
+            def locate_words(octet: Expr) -> list[Expr]:
+                first = (octet * groups + step // 2) * 4 + step % 2 * 2
+                return [self.words[first + e] for e in range(2)]
+
+            self.sums.multiply(step, locate_words)
+
+
+@dataclass(frozen=True)
+class StagedTile:
+    """The pixels of a CTA, in stages in shared memory."""
+
+    config: PointwiseConfig
+    pixels: Buffer  # dY
+    sums: PixelSums
+    cta: Cta  # position in the grid
+    stages: Expr  # shared-memory address of the first stage
+
+    @property
+    def operand(self) -> PixelOperand:
+        """The copies of a tile."""
+        channels = self.config.shape.k
+        return PixelOperand(self.pixels, channels, channels, 0, 0, first_chunk=0, max_first_chunk=0)
+
+    def is_valid(self, iteration: Expr) -> Expr:
+        """Return whether the CTA has pixels in an iteration."""
+        return self._tile(iteration) * int(self.config.block_pixels) < self.config.shape.m
+
+    def copy(self, iteration: Expr, stage: Expr) -> None:
+        """Start the copies of the tile of an iteration to a stage, with zeros beyond the last pixel."""
+        config, thread = self.config, self.cta.thread.thread
+        with if_(self.is_valid(iteration)):
+            tile = Register("copied_tile", value=self._tile(iteration)).value
+            address = Register("copy_address", "uint32", self._stage(stage)).value
+            sizes = config.shape.m, int(config.block_pixels), thread, int(config.num_threads)
+            self.operand.copy(address, tile, *sizes)
+
+    def multiply(self, stage: Expr) -> None:
+        """Multiply the pixels of this warp in a stage.
+
+        An `ldmatrix` loads operand B of an octet of pixels for two steps, each of its matrices a chunk of 16 bytes of
+        the pixels. Chunks beyond the last one are zeros.
+        """
+        config, thread, pitch = self.config, self.cta.thread, self.operand.pitch_bytes
+        chunks, lane_chunk = self.operand.chunks, thread.lane // 8
+        pixel = thread.warp * (config.pixel_octets * OCTET) + permute_pixels(thread.lane % 8)
+        first = Register("read_address", "uint32", self._stage(stage) + to_uint32(pixel * pitch)).value
+        words = allocate("pixels", int(config.pixel_octets) * 4, "uint32")
+        self.sums.clear()
+        for group in range(config.k_groups):
+            num_chunks = min(CHUNKS, chunks - group * CHUNKS)
+            chunk = lane_chunk if num_chunks == CHUNKS else T.min(lane_chunk, num_chunks - 1)
+            for octet in range(config.pixel_octets):
+                offset = to_uint32(octet * OCTET * pitch + (group * CHUNKS + chunk) * VECTOR_BYTES)
+                ldmatrix_x4([words[octet * 4 + e] for e in range(4)], first + offset, transposed=False)
+                for e in range(num_chunks, CHUNKS):
+                    store(words, octet * 4 + e, T.uint32(0))
+            for step in range(ceil_div(num_chunks, 2)):
+
+                def locate_words(octet: Expr, step: int = step) -> list[Expr]:
+                    return [words[octet * 4 + step * 2 + e] for e in range(2)]
+
+                self.sums.multiply(2 * group + step, locate_words)
+
+    def _tile(self, iteration: Expr) -> Expr:
+        return iteration * int(self.config.num_blocks) + self.cta.index
+
+    def _stage(self, stage: Expr) -> Expr:
+        return self.stages + to_uint32(stage * int(self.config.stage_bytes))

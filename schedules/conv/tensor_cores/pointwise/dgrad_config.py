@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from typing import Any
+from collections.abc import Mapping
+from typing import Any, ClassVar
 
 import numpy as np
 from tvm.script import tirx as T  # noqa: N812  (TVM's own name for it)
@@ -19,6 +20,7 @@ from tvmconv.workloads.dtypes import get_itemsize
 from ...estimated_config import EstimatedTileConfig
 from ...tile_config import Rule, combine_overlapping
 from ..implicit_gemm_shape import VECTOR_BYTES, ImplicitGemmShape
+from .pixel_operand import compute_pitch_bytes
 
 OCTET = 8  # pixels of an mma, whose columns they are
 MMA_M = 16  # channels of dX of an mma
@@ -27,6 +29,8 @@ FRAGMENT_BYTES = 512  # bytes of operand A of an mma
 MAX_REGISTERS = 144  # of pixels and sums, per thread
 OVERHEAD_REGISTERS = 40
 SM_SHARED_BYTES = 227 << 10
+STAGES_CHOICES = (0, 2, 3, 4, 6)
+BARRIER_CYCLES = 150  # of the wait for a stage
 # Instructions besides loads, products and stores: those of a tile, and of a store with its conversion and its guards.
 TILE_INSTRUCTIONS, STORE_INSTRUCTIONS = 40, 7
 
@@ -35,11 +39,13 @@ TILE_INSTRUCTIONS, STORE_INSTRUCTIONS = 40, 7
 class PointwiseConfig(EstimatedTileConfig):
     """One config, or many configs as columns."""
 
-    TILE_KNOBS = ("pixel_octets", "warps")
+    TILE_KNOBS = ("pixel_octets", "warps", "is_staged")
+    MISSING_KNOBS: ClassVar[Mapping[str, Any]] = {"stages": 0}
 
     pixel_octets: Any  # octets of pixels of a warp at a time
     warps: Any  # warps per CTA
     max_ctas: Any  # maximum number of CTAs, which share all pixels
+    stages: Any  # tiles of pixels of a CTA in shared memory; 0 if warps load pixels to registers
 
     @classmethod
     def list_options(cls, w: InputGradient) -> dict[str, Any]:
@@ -48,6 +54,7 @@ class PointwiseConfig(EstimatedTileConfig):
             "pixel_octets": (1, 2, 3, 4, 5, 6, 8),
             "warps": (2, 4, 8),
             "max_ctas": tuple(H200.multiprocessors * n for n in (1, 2, 3, 4, 6, 8, 12)),
+            "stages": STAGES_CHOICES if get_itemsize(w.storage) == 2 else STAGES_CHOICES[:1],
         }
 
     @classmethod
@@ -56,8 +63,8 @@ class PointwiseConfig(EstimatedTileConfig):
         return [
             (f"at most {MAX_REGISTERS} registers of pixels and sums", lambda t: t.num_registers <= MAX_REGISTERS),
             (
-                f"at most {PORTABLE_SHARED_BYTES} bytes of shared memory",
-                lambda t: t.smem_bytes <= PORTABLE_SHARED_BYTES,
+                f"at most {PORTABLE_SHARED_BYTES} bytes of shared memory, or {SM_SHARED_BYTES} with stages",
+                lambda t: t.smem_bytes <= np.where(t.is_staged, SM_SHARED_BYTES, PORTABLE_SHARED_BYTES),
             ),
         ]
 
@@ -67,6 +74,7 @@ class PointwiseConfig(EstimatedTileConfig):
         return [
             ("there are pixels for all CTAs", lambda t: (t.num_blocks == t.max_ctas) | (t.max_ctas <= 132)),
             ("all CTAs are resident at a time", lambda t: t.num_blocks <= t.resident_ctas * H200.multiprocessors),
+            ("there are at most as many stages as tiles", lambda t: t.stages <= np.maximum(t.rounds, 2)),
         ]
 
     @property
@@ -151,12 +159,32 @@ class PointwiseConfig(EstimatedTileConfig):
     @property
     def num_registers(self) -> Any:
         """Registers per thread for pixels and sums."""
-        return self.k_groups * 4 * self.pixel_octets + self.num_accumulators
+        return np.where(self.is_staged, 1, self.k_groups) * 4 * self.pixel_octets + self.num_accumulators
 
     @property
     def smem_bytes(self) -> Any:
-        """Bytes of shared memory: the weight, in fragments."""
-        return 2 * self.k_groups * self.mmas_m * FRAGMENT_BYTES + 0 * self.warps
+        """Bytes of shared memory: the weight, in fragments, and stages of pixels."""
+        return self.filter_bytes + self.stages * self.stage_bytes
+
+    @property
+    def filter_bytes(self) -> int:
+        """Bytes of the weight."""
+        return 2 * self.k_groups * self.mmas_m * FRAGMENT_BYTES
+
+    @property
+    def block_pixels(self) -> Any:
+        """Pixels of the tiles of all warps of a CTA."""
+        return OCTET * self.pixel_octets * self.warps
+
+    @property
+    def stage_bytes(self) -> Any:
+        """Bytes of a stage."""
+        return self.block_pixels * compute_pitch_bytes(self.shape.k)
+
+    @property
+    def is_staged(self) -> Any:
+        """Whether pixels pass through shared memory."""
+        return np.greater(self.stages, 0)
 
     @property
     def resident_ctas(self) -> Any:
@@ -184,12 +212,15 @@ class PointwiseConfig(EstimatedTileConfig):
             + self.pixel_octets * self.k_groups * 3
             + stores * STORE_INSTRUCTIONS
         )
-        filter_instructions = 12 * self.smem_bytes / 8 / (self.warps * WARP_SIZE)
+        filter_instructions = 12 * self.filter_bytes / 8 / (self.warps * WARP_SIZE)
+        staged_bytes = self.is_staged * OCTET * self.pixel_octets * shape.k * self.itemsize  # of a warp's tile
+        # A warp that loads pixels to registers waits for them in each round.
+        wait_cycles = np.where(self.is_staged, BARRIER_CYCLES, 3 * L2_CLOCKS)
         waves = ceil_div(ceil_div(self.num_blocks, H200.multiprocessors), self.resident_ctas)
         return combine_overlapping(
             tiles * steps * self.pixel_octets * 2 * CLOCKS_PER_MATRIX_MULTIPLY,
-            tiles * steps * FRAGMENT_BYTES / 128,
+            tiles * (steps * FRAGMENT_BYTES + 2 * staged_bytes) / 128,
             tiles * instructions / SCHEDULERS,
             bytes_per_sm / fit.l2_bytes_per_cycle,
-            waves * (5 * L2_CLOCKS + filter_instructions + self.rounds * (3 * L2_CLOCKS + instructions)),
+            waves * (5 * L2_CLOCKS + filter_instructions + self.rounds * (wait_cycles + instructions)),
         )

@@ -47,17 +47,17 @@ from ....tir_builder import (
 from ...gradient_conversion import build_channels_last_gradient, view_channels_last
 from ...gradient_operators import WGRAD
 from ..gemm.atoms import MmaSyncAtom, ldmatrix_x4
-from ..gemm.cp_async import cp_async
 from ..gemm.cta import Cta, allocate_smem, allow_dependent_launch, open_cta
 from ..gemm.mma_sync_mainloop import WarpTiling
 from ..gemm.pipelines import CpAsyncPipeline
 from ..gemm.tile_scheduler import WorkTile
 from ..gemm.workspace_reduction import store_sums
 from ..hopper.tma_requirements import is_pixel_matrix
-from ..implicit_gemm_shape import ACCUMULATOR_BYTES, VECTOR_BYTES
+from ..implicit_gemm_shape import ACCUMULATOR_BYTES
 from ..wgrad_sums import emit_wgrad
 from .dgrad import MAX_ROW_BYTES
-from .wgrad_config import MMA_PIXELS, OCTET, PointwiseWgradConfig, compute_pitch_bytes
+from .pixel_operand import OCTET, PixelOperand
+from .wgrad_config import MMA_PIXELS, PointwiseWgradConfig
 
 MAX_UNALIGNED_BYTES = 512  # of a row, above which `hopper` is faster
 
@@ -106,56 +106,6 @@ def pointwise_mma_sync(s: Schedule, w: WeightGradient, k: Knobs) -> Schedule:
         emit_wgrad(w, num_parts, arguments, emit_product, is_atomic=False)
 
     return build_channels_last_gradient(w, emit)
-
-
-@dataclass(frozen=True)
-class PixelOperand:
-    """dY or X, of whose pixels a stage has some."""
-
-    array: Buffer
-    all_channels: int  # channels of the array
-    channels: int  # channels of the CTA
-    first_channel: Expr  # the first of them
-    offset: int  # bytes from the start of a stage
-    first_chunk: Expr  # chunk of 16 bytes of a pixel from which this warp and lane load
-    max_first_chunk: int  # its maximum among all warps and lanes
-
-    @property
-    def chunks(self) -> int:
-        """Chunks of 16 bytes of a pixel."""
-        return self.channels // OCTET
-
-    @property
-    def pitch_bytes(self) -> int:
-        """Bytes from a pixel to the next."""
-        return int(compute_pitch_bytes(self.channels))
-
-    def locate(self, pixel: Expr, distance: int) -> Expr:
-        """Return the offset in a stage of the chunk that is some chunks from the first one, in a pixel.
-
-        Beyond the last channel, it is the last chunk, whose sums are not stored.
-        """
-        chunk = self.first_chunk + distance
-        if self.max_first_chunk + distance >= self.chunks:
-            chunk = T.min(chunk, self.chunks - 1)
-        return to_uint32(pixel * self.pitch_bytes + chunk * VECTOR_BYTES + self.offset)
-
-    def copy(self, address: Expr, tile: Expr, num_pixels: int, block_k: int, thread: Expr, num_threads: int) -> None:
-        """Start the copies of a tile to a stage, with zeros beyond the last pixel and the last channel."""
-        first = tile * (block_k * self.all_channels) + self.first_channel
-        with items_loop(block_k * self.chunks, thread, num_threads, is_unrolled=True) as chunk:
-            pixel, place, index = chunk // self.chunks, chunk * VECTOR_BYTES, first + chunk * OCTET
-            if self.pitch_bytes > self.chunks * VECTOR_BYTES:
-                place = pixel * self.pitch_bytes + chunk % self.chunks * VECTOR_BYTES
-            if self.channels < self.all_channels:
-                index = first + pixel * self.all_channels + chunk % self.chunks * OCTET
-            channel = self.first_channel + chunk % self.chunks * OCTET
-            is_inside = logical_and(
-                is_below(tile * block_k + pixel, num_pixels, block_k),
-                is_below(channel, self.all_channels, self.channels),
-            )
-            index = index if is_inside is True else T.Select(is_inside, index, 0)
-            cp_async(address + to_uint32(place + self.offset), self.array, index, VECTOR_BYTES, is_inside)
 
 
 @dataclass(frozen=True)

@@ -25,8 +25,8 @@ from ..gemm.atoms import MmaSyncAtom
 from ..implicit_gemm_shape import ACCUMULATOR_BYTES, VECTOR_BYTES, ImplicitGemmShape
 from ..pixel_tiles import REDUCTION_CYCLES, count_resident_ctas, list_cta_limits
 from ..wgrad_sums import make_wgrad_shape
+from .pixel_operand import OCTET, compute_pitch_bytes
 
-OCTET = 8  # channels of 16 bytes
 MMA_PIXELS = 16  # pixels of an mma
 BLOCKS_CHOICES = (1, 2, 3, 4)
 BLOCK_K_CHOICES = (16, 32, 64, 128)
@@ -42,11 +42,6 @@ TILE_CYCLES = 120  # of the barrier and the addresses of a tile
 MEMORY_CYCLES = 1500  # from the start of a copy to its end, while the memory is busy
 MEMORY_BYTES_PER_CYCLE, L2_BYTES_PER_CYCLE = 20, 26  # of an SM
 WORKSPACE_BYTES_PER_CYCLE = 1450  # of both kernels, for the whole GPU
-
-
-def compute_pitch_bytes(channels: Any) -> Any:
-    """Return the bytes from a pixel to the next in shared memory: an odd multiple of 16, free of bank conflicts."""
-    return (channels // OCTET | 1) * VECTOR_BYTES
 
 
 @dataclasses.dataclass(frozen=True)
