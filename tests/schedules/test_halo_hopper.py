@@ -13,14 +13,16 @@ from tvmconv.analysis.races import find_races
 from tvmconv.errors import ScheduleError
 
 SMALL = {
+    "rows": "pixels",
     "warpgroups": 1,
     "wgmma_m_tiles": 1,
     "block_n": 32,
     "block_k_bytes": 64,
     "halo_stages": 2,
     "stages": 2,
-    "cluster_m": 1,
+    "cluster_size": 1,
 }
+FILTER_ROWS = {"rows": "filters", "block_n": 48}
 LAYER = "conv2d:32x128x40x40,128x128x3x3,s1,p1,f16,nhwc"
 
 
@@ -39,8 +41,12 @@ LAYER = "conv2d:32x128x40x40,128x128x3x3,s1,p1,f16,nhwc"
         ("conv2d:1x32x12x8,16x32x3x3,s1,p0,d2,f16,nhwc", {"block_n": 16}),
         ("conv1d:2x32x37,32x32x5,s1,p2,bf16,nhwc,bias", {}),
         ("conv3d:1x32x4x5x6,24x32x3x3x3,s1,p1,f16,nhwc", {"stages": 3}),
-        ("conv2d:4x32x8x8,64x32x3x3,s1,p1,f16,nhwc,bias", {"cluster_m": 2, "stages": 3}),  # an odd number of tiles
-        ("conv2d:2x64x10x10,32x64x3x3,s1,p1,f16,nhwc", {"cluster_m": 2, "warpgroups": 2}),
+        ("conv2d:4x32x8x8,64x32x3x3,s1,p1,f16,nhwc,bias", {"cluster_size": 2, "stages": 3}),  # an odd number of tiles
+        ("conv2d:2x64x10x10,32x64x3x3,s1,p1,f16,nhwc", {"cluster_size": 2, "warpgroups": 2}),
+        ("conv2d:2x64x9x18,24x64x3x3,s1,p1,f16,nhwc,bias,relu", FILTER_ROWS),  # filters overhang
+        ("conv2d:2x32x7x7,136x32x3x3,s1,p1,bf16,nhwc,bias,silu,add", FILTER_ROWS | {"warpgroups": 2, "block_n": 80}),
+        ("conv2d:1x96x17x15,128x96x3x3,s2,p1,f16,nhwc", FILTER_ROWS | {"wgmma_m_tiles": 2, "block_n": 112}),
+        ("conv2d:5x64x8x8,64x64x3x3,s1,p1,f16,nhwc,add", FILTER_ROWS | {"cluster_size": 2, "stages": 3}),
     ],
 )
 def test_all_taps_read_halo_rows(text, config):
@@ -53,7 +59,8 @@ def test_all_taps_read_halo_rows(text, config):
     [
         ("conv2d:2x64x11x12,40x64x3x3,s1,p1,f16,nhwc,bias", {}),  # one block of channels, an odd number of stages used
         ("conv2d:2x48x9x9,32x48x3x3,s1,p1,bf16,nhwc,add", {"stages": 4, "halo_stages": 3, "warpgroups": 2}),
-        ("conv2d:3x32x8x9,64x32x3x3,s2,p1,f16,nhwc", {"cluster_m": 2, "stages": 3}),
+        ("conv2d:3x32x8x9,64x32x3x3,s2,p1,f16,nhwc", {"cluster_size": 2, "stages": 3}),
+        ("conv2d:2x64x11x12,136x64x3x3,s1,p1,f16,nhwc,bias", FILTER_ROWS),
     ],
 )
 def test_persistent_ctas_multiply_several_tiles(text, config):

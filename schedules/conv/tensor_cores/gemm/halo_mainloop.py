@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import TypeVar
 
 from ....tir_builder import Buffer, Expr, Register, if_, serial_loop, to_uint32
 from .atoms import ThreadPosition, WgmmaAtom, wgmma_commit_group, wgmma_fence, wgmma_wait_group
@@ -19,6 +20,8 @@ from .smem_layout import MatrixDescriptor, SmemLayout
 from .tile_scheduler import KRange, WorkTile
 from .tma import TmaCopy
 from .wgmma_mainloop import OperandTile
+
+Operands = TypeVar("Operands")
 
 
 @dataclass(frozen=True)
@@ -41,6 +44,15 @@ class HaloMainloop:
     def num_taps(self) -> int:
         """Taps of the filter."""
         return math.prod(self.image.w.kernel)
+
+    def order_operands(self, halo: Operands, filters: Operands) -> tuple[Operands, Operands]:
+        """Return what belongs to the operands A and B of the product: halo rows and filters."""
+        return halo, filters
+
+    @property
+    def operand_layouts(self) -> tuple[SmemLayout, SmemLayout]:
+        """Layouts of the operands A and B in shared memory."""
+        return self.order_operands(self.a_layout, self.b.layout)
 
     def split_tap(self, tap: Expr) -> list[Expr]:
         """Return a tap along each spatial axis from its index."""
@@ -102,18 +114,20 @@ class HaloMainloop:
             warpgroup: Index of the warpgroup in the CTA.
         """
         (a_pipeline, b_pipeline), (a_state, b_state) = pipelines, states
-        descriptors = MatrixDescriptor("a", self.a_layout), MatrixDescriptor("b", self.b.layout)
+        descriptors = tuple(MatrixDescriptor(*each) for each in zip("ab", self.operand_layouts, strict=True))
         halo, row_bytes = Register("halo", "uint32"), self.a_layout.row_bytes
         plane_rows = self.a_layout.rows // self.image.num_planes
         with serial_loop(k_range.count, "k_block") as k_block:
             a_pipeline.consumer_wait(a_state.index, a_state.phase)
-            first_row = warpgroup * (self.m_atoms * self.atom.m)
-            halo.set(a_pipeline.stage_address(a_state.index) + to_uint32(first_row * row_bytes))
+            halo.set(a_pipeline.stage_address(a_state.index))
             with serial_loop(self.num_taps, "tap") as tap:
                 b_pipeline.consumer_wait(b_state.index, b_state.phase)
                 tap_row = self.image.tap_row(self.split_tap(tap), plane_rows)
-                descriptors[0].set_address(halo.value + to_uint32(tap_row * row_bytes))
-                descriptors[1].set_address(b_pipeline.stage_address(b_state.index))
+                tap_halo = halo.value + to_uint32(tap_row * row_bytes)
+                a_address, b_address = self.order_operands(tap_halo, b_pipeline.stage_address(b_state.index))
+                first_row = warpgroup * (self.m_atoms * self.atom.m)
+                descriptors[0].set_address(a_address + to_uint32(first_row * row_bytes))
+                descriptors[1].set_address(b_address)
                 self._multiply(accumulators, descriptors, k_block + tap > 0)
                 with if_(k_block + tap > 0):
                     wgmma_wait_group(1)
@@ -128,8 +142,8 @@ class HaloMainloop:
 
     def _multiply(self, accumulators: Buffer, descriptors: Sequence[MatrixDescriptor], accumulates: Expr) -> None:
         """Issue the wgmmas of a tap as one group; the first of them overwrite the sums unless `accumulates`."""
-        a_descriptor, b_descriptor = descriptors
-        atom, a_layout, b_layout = self.atom, self.a_layout, self.b.layout
+        (a_descriptor, b_descriptor), (a_layout, b_layout) = descriptors, self.operand_layouts
+        atom = self.atom
         wgmma_fence()
         for k in range(0, self.block_k, atom.k):
             for m_atom in range(self.m_atoms):

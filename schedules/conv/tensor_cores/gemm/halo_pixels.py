@@ -23,7 +23,7 @@ from tvmconv.arithmetic import round_up
 
 from ....tir_builder import Expr, Register, logical_and, serial_loop, to_uint32
 from .halo_image import SWIZZLE_ROWS, HaloImage
-from .halo_mainloop import HaloMainloop
+from .halo_mainloop import HaloMainloop, Operands
 from .pipelines import PipelineState, TmaPipeline
 from .tile_scheduler import WorkTile
 from .tma import TmaCopy
@@ -83,7 +83,20 @@ class HaloPixels(HaloImage):
 
 @dataclass(frozen=True)
 class HaloPixelsMainloop(HaloMainloop):
-    """Multiplies halo rows that TMA copies; the CTAs of a cluster load a part of the filters each."""
+    """Multiplies halo rows that TMA copies; the CTAs of a cluster load a part of the filters each.
+
+    Either halo rows are the rows of the product and filters its columns, or the other way round.
+    """
+
+    has_filter_rows: bool = False  # whether filters are the rows of the product
+
+    def order_operands(self, halo: Operands, filters: Operands) -> tuple[Operands, Operands]:
+        """Return what belongs to the operands A and B of the product."""
+        return (filters, halo) if self.has_filter_rows else (halo, filters)
+
+    def locate_operands(self, tile: WorkTile) -> tuple[Expr, Expr]:
+        """Return the first halo row and the first filter of a work tile."""
+        return (tile.n, tile.m) if self.has_filter_rows else (tile.m, tile.n)
 
     @property
     def pixels(self) -> HaloPixels:
@@ -105,7 +118,8 @@ class HaloPixelsMainloop(HaloMainloop):
         self, tile: WorkTile, num_blocks: int, tensor_map: Expr, pipeline: TmaPipeline, state: PipelineState
     ) -> None:
         """Load the halo rows of all blocks of channels of a work tile; run by one thread."""
-        pixel = self.pixels.locate_first_pixel(tile.m)
+        first_row, _ = self.locate_operands(tile)
+        pixel = self.pixels.locate_first_pixel(first_row)
         with serial_loop(num_blocks, "k_block") as k_block:
             pipeline.producer_acquire(state.index, state.phase)
             copy = TmaCopy(tensor_map, pipeline.full_barrier(state.index))
@@ -117,12 +131,14 @@ class HaloPixelsMainloop(HaloMainloop):
         self, tile: WorkTile, num_blocks: int, tensor_map: Expr, pipeline: TmaPipeline, state: PipelineState
     ) -> None:
         """Load the filters of all taps of each block of channels of a work tile; run by one thread."""
-        cluster, b = pipeline.cluster, self.b
-        (position,) = b.locate(tile.n, tile.group, cluster.rank_m)
-        offset = to_uint32(cluster.rank_m * (b.copy_rows * b.layout.row_bytes)) if cluster.m > 1 else T.uint32(0)
+        cluster, b, (_, first_filter) = pipeline.cluster, self.b, self.locate_operands(tile)
+        rank = cluster.rank_n if self.has_filter_rows else cluster.rank_m
+        mask = cluster.a_multicast_mask() if self.has_filter_rows else cluster.b_multicast_mask()
+        (position,) = b.locate(first_filter, tile.group, rank)
+        offset = to_uint32(rank * (b.copy_rows * b.layout.row_bytes)) if cluster.size > 1 else T.uint32(0)
         with serial_loop(num_blocks, "k_block") as k_block, serial_loop(self.num_taps, "tap") as tap:
             pipeline.producer_acquire(state.index, state.phase)
-            copy = TmaCopy(tensor_map, pipeline.full_barrier(state.index), cluster.b_multicast_mask())
+            copy = TmaCopy(tensor_map, pipeline.full_barrier(state.index), mask)
             destination, k = (
                 pipeline.stage_address(state.index) + offset,
                 (k_block * self.block_k, *self.split_tap(tap)),

@@ -32,7 +32,9 @@ from ..gemm.channel_arguments import ChannelArguments
 from ..gemm.cta import allocate_smem, allow_dependent_launch, open_cta
 from ..gemm.epilogue_ops import EpilogueOps
 from ..gemm.epilogue_tile import EpilogueTile
-from ..gemm.halo_pixels import HaloPixelsMainloop
+from ..gemm.filter_rows_epilogue import FilterArguments, FilterRowsEpilogueTile
+from ..gemm.filter_rows_pixels import SUBTILE_PIXELS, FilterRowsPixelEpilogue
+from ..gemm.halo_pixels import HaloPixels, HaloPixelsMainloop
 from ..gemm.pipelines import PipelineState, TmaPipeline, fence_barrier_init, sync_cluster_relaxed
 from ..gemm.problem import Operand
 from ..gemm.residue_epilogue import ResidueEpilogue
@@ -61,7 +63,7 @@ def has_halo_pixels(w: Conv) -> bool:
         and can_load_by_tma(w)
         and w.O * get_itemsize(w.storage) % VECTOR_BYTES == 0
         and sum(op.argument_kind == "output" for op in epilogue.get_ops(w.epilogue)) <= 1
-        and HaloConfig(w, *(1,) * 7).image.has_consecutive_planes
+        and HaloPixels(w).has_consecutive_planes
         and HaloConfig.has_config(w)
     )
 
@@ -103,13 +105,19 @@ def halo_hopper(s: Schedule, w: Conv, k: Knobs) -> Schedule:
 
 def make_mainloop(config: HaloConfig) -> HaloPixelsMainloop:
     """Return the mainloop of a config."""
-    w, row_bytes, block_n, block_k = config.w, int(config.block_k_bytes), int(config.block_n), int(config.block_k)
+    w, row_bytes, block_k, tile_filters = (
+        config.w,
+        int(config.block_k_bytes),
+        int(config.block_k),
+        int(config.tile_filters),
+    )
     loader = FilterMatrix(w.weight_storage, w.O, w.kernel, w.C)
     filters = Operand("K", w.operand_dtypes[1], loader, rows_per_group=w.O)
-    b = OperandTile(filters, SmemLayout(block_n, row_bytes), 0, block_k, 1, block_n // int(config.cluster_m))
+    copied_filters = tile_filters // int(config.cluster_size)
+    b = OperandTile(filters, SmemLayout(tile_filters, row_bytes), 0, block_k, 1, copied_filters)
     halo = SmemLayout(config.image.num_planes * int(config.plane_rows), row_bytes)
-    atom = WgmmaAtom(block_n, *w.operand_dtypes)
-    return HaloPixelsMainloop(atom, int(config.wgmma_m_tiles), config.image, halo, b, block_k)
+    atom, m_atoms = WgmmaAtom(int(config.block_n), *w.operand_dtypes), int(config.wgmma_m_tiles)
+    return HaloPixelsMainloop(atom, m_atoms, config.image, halo, b, block_k, bool(config.has_filter_rows))
 
 
 @dataclass(frozen=True)
@@ -131,15 +139,19 @@ class HaloPixelsCta:
 
 def emit_kernel(config: HaloConfig, arguments: dict[str, Buffer]) -> None:
     """Emit the kernel."""
-    mainloop, num_ctas, cluster_m = make_mainloop(config), int(config.num_blocks), int(config.cluster_m)
+    mainloop, num_ctas, cluster_size = make_mainloop(config), int(config.num_blocks), int(config.cluster_size)
+    cluster_shape = (1, cluster_size) if mainloop.has_filter_rows else (cluster_size, 1)
     input_map = declare_tensor_map("X_map", arguments["X"], mainloop.input_map())
     filter_map = declare_tensor_map("K_map", arguments["K"], mainloop.b.tensor_map())
-    with open_cta(num_ctas, int(config.num_threads), 1, splits_in_cluster=False, cluster_shape=(cluster_m, 1)) as cta:
+    with open_cta(num_ctas, int(config.num_threads), 1, splits_in_cluster=False, cluster_shape=cluster_shape) as cta:
         smem = allocate_smem(int(config.smem_bytes), SWIZZLE_ALIGNMENT_BYTES)
         halo, filters = pipelines = make_pipelines(config, mainloop, smem, cta.cluster)
         emit_prologue(pipelines, (input_map, filter_map), cta.thread, int(config.warpgroups) * WARPGROUP_SIZE)
         extents, block = (config.image.num_rows, config.w.O), (int(config.block_m), int(config.block_n))
-        tiles = TileScheduler.of_product(extents, block, 1, num_ctas, cta.cluster)
+        if mainloop.has_filter_rows:
+            extents = extents[::-1]
+        raster_order = "m" if mainloop.has_filter_rows else "n"  # consecutive tiles have the same pixels
+        tiles = TileScheduler.of_product(extents, block, 1, num_ctas, cta.cluster, raster_order)
         states = PipelineState("halo", halo.stages), PipelineState("filter", filters.stages)
         state = HaloPixelsCta(cta.thread, cta.index, tiles, int(config.num_blocks_k), halo, filters, states)
         with if_(cta.thread.thread < int(config.warpgroups) * WARPGROUP_SIZE):
@@ -148,7 +160,7 @@ def emit_kernel(config: HaloConfig, arguments: dict[str, Buffer]) -> None:
             mainloop.load_filters(tile, state.num_blocks_k, filter_map, filters, states[1])
         with state.elect_loader(1), tiles.work_tiles(cta.index) as tile:
             mainloop.load_pixels(tile, state.num_blocks_k, input_map, halo, states[0])
-        if cluster_m > 1:  # a CTA must not exit before the others stop writing to its shared memory
+        if cluster_size > 1:  # a CTA must not exit before the others stop writing to its shared memory
             sync_cluster_relaxed()
 
 
@@ -188,24 +200,31 @@ def make_pipelines(
 
 def make_epilogue(
     config: HaloConfig, mainloop: HaloPixelsMainloop, arguments: dict[str, Buffer], smem: Expr, thread: ThreadPosition
-) -> ResidueEpilogue:
+) -> ResidueEpilogue | FilterRowsPixelEpilogue:
     """Return the epilogue, which stores the pixels of halo rows."""
-    w, warpgroups, block_n = config.w, int(config.warpgroups), int(config.block_n)
-    ops, is_exact = EpilogueOps.from_workload(w).bind_tensor_args(arguments, uses_registers=True), w.O % block_n == 0
+    w, warpgroups, atom, m_atoms = config.w, int(config.warpgroups), mainloop.atom, mainloop.m_atoms
+    ops = EpilogueOps.from_workload(w).bind_tensor_args(arguments, uses_registers=True)
+    buffers, stage_bytes = smem + to_uint32(int(config.epilogue_offset_bytes)), int(config.epilogue_stage_bytes)
+    stages = TmaPipeline(buffers, stage_bytes, smem, warpgroups, tx_bytes=0, num_consumers=1)  # no barriers
+    is_exact = w.O % int(config.tile_filters) == 0
+    if mainloop.has_filter_rows:
+        row_bytes = SUBTILE_PIXELS * get_itemsize(w.storage)
+        rows_tile = FilterRowsEpilogueTile(atom, m_atoms, warpgroups, w.storage, row_bytes, stages=1)
+        filters = FilterArguments(ops.channel_args, arguments, rows_tile, w.O, is_exact, thread.warpgroup)
+        return FilterRowsPixelEpilogue(rows_tile, ops, filters, stages, arguments, mainloop.pixels)
     channels = ChannelArguments(
-        *(ops.channel_args, arguments, block_n, w.O, is_exact),
+        *(ops.channel_args, arguments, int(config.block_n), w.O, is_exact),
         smem + to_uint32(int(config.channel_args_offset_bytes)),
         thread.warpgroup,
     )
-    row_bytes = int(config.epilogue_row_bytes)
-    tile = EpilogueTile(mainloop.atom, mainloop.m_atoms, warpgroups, w.storage, row_bytes, stages=1)
-    buffers, stage_bytes = smem + to_uint32(int(config.epilogue_offset_bytes)), int(config.epilogue_stage_bytes)
-    stages = TmaPipeline(buffers, stage_bytes, smem, warpgroups, tx_bytes=0, num_consumers=1)  # no barriers
+    tile = EpilogueTile(atom, m_atoms, warpgroups, w.storage, int(config.epilogue_row_bytes), stages=1)
     shape = ImplicitGemmShape.from_workload(w)
     return ResidueEpilogue(tile, ops, channels, stages, arguments, mainloop.pixels, shape, is_exact)
 
 
-def emit_consumer(mainloop: HaloPixelsMainloop, state: HaloPixelsCta, stored: ResidueEpilogue) -> None:
+def emit_consumer(
+    mainloop: HaloPixelsMainloop, state: HaloPixelsCta, stored: ResidueEpilogue | FilterRowsPixelEpilogue
+) -> None:
     """Multiply and store work tiles; run by all threads of the warpgroups."""
     thread = state.thread
     accumulators = allocate("accumulators", mainloop.num_accumulators, "float32")
