@@ -35,7 +35,7 @@ MAX_PARTS = 8  # parts of the rows of a plane
 MAX_UNROLLED_PRODUCTS = 2048  # of a thread; walks of more rows have a loop
 MAX_SUMS = 56  # under way
 MAX_THREADS, MIN_THREADS = 512, 48  # that compute
-OVERHEAD_REGISTERS = 28  # besides sums, taps and a row
+OVERHEAD_REGISTERS = 20  # besides sums, taps and a row
 # Bytes per clock of an SM, approximately, of an H200: its share of the bandwidth of memory and of L2.
 MEMORY_BYTES_PER_CLOCK, L2_BYTES_PER_CLOCK = 17, 36
 OVERLAP = 0.9  # fraction of work that the longest part of it hides

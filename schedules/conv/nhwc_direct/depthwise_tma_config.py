@@ -37,7 +37,7 @@ MAX_OVERHANG = 1.15  # ratio of the channels or pixels that tiles cover to those
 MAX_PRODUCTS = 2560  # unrolled products per thread
 MAX_FILTER_REGISTERS = 100  # taps of a thread's channels
 MIN_THREADS, MAX_THREADS = 64, 512  # that compute
-OVERHEAD_REGISTERS = 32  # besides sums, taps and a row of the window
+OVERHEAD_REGISTERS = 8  # besides sums, taps and a row of the window
 # Bytes per clock of an SM, approximately, of an H200: its share of the bandwidth of memory and of L2.
 MEMORY_BYTES_PER_CLOCK, L2_BYTES_PER_CLOCK = 17, 36
 MIN_COPIED_BYTES = 64  # contiguous bytes below which TMA copies more slowly
