@@ -29,6 +29,7 @@ SMALL = {"channels": 4, "strip": 4, "rows": 8, "stages": 2}
         ("conv2d:1x8x11x16,8x1x3x2,s1,p1x0x2x1,g8,f16", {**SMALL, "rows": 3}),
         ("conv2d:1x4x60x8,4x1x5x5,s1,p2,g4", {**SMALL, "strip": 8, "rows": 60}),  # a loop over rows
         ("conv2d:1x4x120x8,4x1x3x3,s2,p1,g4,bias", {**SMALL, "strip": 4, "rows": 60}),
+        ("conv2d:3x16x7x7,16x1x5x5,s1,p2,g16,f16,bias", {"channels": 8, "strip": 7, "rows": 7, "stages": 0}),
         ("conv2d:1x8x14x14,8x1x1x1,s1,p0,g8", None),
         ("conv2d:2x16x14x14,16x1x3x3,s1,p1,g16,f16", None),
     ],

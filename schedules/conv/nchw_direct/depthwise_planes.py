@@ -100,7 +100,7 @@ def depthwise_planes(s: Schedule, w: Conv, k: Knobs) -> Schedule:
 
 def emit_kernel(config: DepthwisePlanesConfig, arguments: dict[str, Buffer]) -> None:
     """Emit the kernel."""
-    compute_threads, stages = int(config.compute_threads), int(config.stages)
+    compute_threads, stages = int(config.compute_threads), int(config.buffers)
     with open_cta(int(config.num_blocks), int(config.num_threads), 1, splits_in_cluster=False) as cta:
         smem = allocate_smem(int(config.smem_bytes), STAGE_ALIGNMENT_BYTES)
         barriers = smem + to_uint32(int(config.barrier_offset_bytes))
@@ -113,10 +113,15 @@ def emit_kernel(config: DepthwisePlanesConfig, arguments: dict[str, Buffer]) -> 
         allow_dependent_launch()
         ops = EpilogueOps.from_workload(config.w).bind_tensor_args(arguments, uses_registers=True)
         kernel = DepthwisePlanesKernel(config, arguments, ops, cta, smem, pipeline, PipelineState("plane", stages))
-        with if_(cta.thread.thread < compute_threads):
+        if config.is_persistent:
+            with if_(cta.thread.thread < compute_threads):
+                kernel.compute()
+            with if_(cta.thread.is_first_of_warp(compute_threads // WARP_SIZE)):
+                kernel.load_planes()
+        else:
+            with if_(cta.thread.thread == 0):
+                kernel.load_planes()
             kernel.compute()
-        with if_(cta.thread.is_first_of_warp(compute_threads // WARP_SIZE)):
-            kernel.load_planes()
 
 
 @dataclass(frozen=True)
@@ -142,7 +147,7 @@ class DepthwisePlanesKernel:
 
     def load_planes(self) -> None:
         """Copy the planes of all tiles; run by one thread."""
-        w, pipeline, state = self.config.w, self.pipeline, self.state
+        w, pipeline, state = self.config.w, self.pipeline, PipelineState("loaded", int(self.config.buffers))
         with serial_loop(int(self.config.tiles_per_cta), "round") as tile_round:
             image = self.locate(tile_round)
             with if_(image < w.N):
@@ -155,7 +160,7 @@ class DepthwisePlanesKernel:
                 state.advance()
 
     def compute(self) -> None:
-        """Compute all tiles; run by all threads but those of the last warp."""
+        """Compute all tiles; run by all threads but those of a warp that copies planes."""
         config, thread, w = self.config, self.cta.thread.thread, self.config.w
         strips, channels, items = int(config.strips), int(config.channels), int(config.num_items)
         item = thread

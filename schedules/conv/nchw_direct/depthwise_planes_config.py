@@ -60,7 +60,7 @@ class DepthwisePlanesConfig(PersistentTileConfig):
     channels: Any  # planes per tile
     strip: Any  # neighbouring output columns per thread
     rows: Any  # output rows per thread
-    stages: Any  # tiles in shared memory; one if several CTAs of an SM take turns
+    stages: Any  # tiles in shared memory; one if several CTAs of an SM take turns, 0 if a CTA has one tile
     input_eviction: Any = NORMAL  # "first": lines of X leave L2 before those of Y
 
     @classmethod
@@ -71,7 +71,7 @@ class DepthwisePlanesConfig(PersistentTileConfig):
             "channels": list_channel_choices(w) or [w.C],
             "strip": [n for n in STRIPS if n <= round_up(width, 2)],
             "rows": [n for n in range(1, height + 1) if height % n == 0 and height // n <= MAX_PARTS],
-            "stages": (1, 2, 3, 4),
+            "stages": (0, 1, 2, 3, 4),
             "input_eviction": INPUT_EVICTIONS,
         }
 
@@ -117,6 +117,16 @@ class DepthwisePlanesConfig(PersistentTileConfig):
         return super().list_legal(w)  # type: ignore[return-value]
 
     @property
+    def is_persistent(self) -> Any:
+        """Whether a CTA computes several tiles, and copies the next ones ahead."""
+        return self.stages > 0
+
+    @property
+    def buffers(self) -> Any:
+        """Tiles in shared memory."""
+        return np.maximum(self.stages, 1)
+
+    @property
     def itemsize(self) -> int:
         """Bytes per element."""
         return get_itemsize(self.w.storage)
@@ -139,7 +149,7 @@ class DepthwisePlanesConfig(PersistentTileConfig):
     @property
     def filter_offset_bytes(self) -> Any:
         """Shared-memory offset of the filters."""
-        return self.stages * self.stage_bytes
+        return self.buffers * self.stage_bytes
 
     @property
     def barrier_offset_bytes(self) -> Any:
@@ -149,7 +159,7 @@ class DepthwisePlanesConfig(PersistentTileConfig):
     @property
     def smem_bytes(self) -> Any:
         """Dynamic shared memory per CTA in bytes, including the alignment of its start."""
-        return STAGE_ALIGNMENT_BYTES + self.barrier_offset_bytes + 2 * self.stages * BARRIER_BYTES
+        return STAGE_ALIGNMENT_BYTES + self.barrier_offset_bytes + 2 * self.buffers * BARRIER_BYTES
 
     @property
     def strips(self) -> Any:
@@ -173,8 +183,8 @@ class DepthwisePlanesConfig(PersistentTileConfig):
 
     @property
     def num_warps(self) -> Any:
-        """Warps per CTA, the last of which copies planes."""
-        return self.compute_threads // WARP_SIZE + 1
+        """Warps per CTA, the last of which copies planes if there are several tiles."""
+        return np.maximum(self.compute_threads // WARP_SIZE + self.is_persistent, 1)
 
     @property
     def num_accumulators(self) -> Any:
@@ -249,7 +259,7 @@ class DepthwisePlanesConfig(PersistentTileConfig):
         memory = w.min_bytes / (H200.multiprocessors * rate)
         # With one stage, a CTA waits for the next planes while the others compute.
         waits = np.maximum(0, COPY_LATENCY_CYCLES + copies - (ctas - 1) * issue)
-        waits = np.where(self.stages == 1, tiles / ctas * waits, 0)
+        waits = np.where(self.stages <= 1, tiles / ctas * waits, 0)
         work = np.stack(np.broadcast_arrays(tiles * issue, tiles * copies, memory))
         longest = work.max(axis=0)
         first = self.copy_bytes * ctas / L2_BYTES_PER_CLOCK  # before any thread can compute
