@@ -5,7 +5,6 @@ Each row is read once, and added to all output rows whose filter covers it. Taps
 
 from __future__ import annotations
 
-import itertools
 import math
 from abc import ABC, abstractmethod
 from typing import Any
@@ -156,6 +155,12 @@ class RowWalk(ABC):
         """Rows of the window that are in memory; others are zero."""
         return range((self.rows - 1) * self.w.stride[0] + count_lead_lines(self.w) + 1)
 
+    @property
+    def columns(self) -> range:
+        """Columns of the strip's window that are loaded; others are zero for all threads."""
+        w = self.w
+        return range((self.strip - 1) * w.stride[1] + (w.kernel[1] - 1) * w.dilation[1] + 1)
+
     @abstractmethod
     def begin_line(self, line: int) -> None:
         """Wait for a row of the window, which is relative to that of an output row, if it is not there yet."""
@@ -217,7 +222,14 @@ class RowWalk(ABC):
     def _add_products(self, r: int, slot: int, *, begins: bool) -> None:
         """Multiply the loaded row by a row of the filter; the first one begins the sums of an output row."""
         w, width, vector = self.w, self.w.kernel[1], self.vector
-        for j, s, e in itertools.product(range(self.strip), range(width), range(vector)):
-            place, column = (slot * self.strip + j) * vector + e, j * w.stride[1] + s * w.dilation[1]
-            product = self.values[column * vector + e] * self.taps[(r * width + s) * vector + e]
-            store(self.sums, place, product if begins and s == 0 else self.sums[place] + product)
+        for j in range(self.strip):
+            columns = {s: j * w.stride[1] + s * w.dilation[1] for s in range(width)}
+            columns = {s: column for s, column in columns.items() if column in self.columns}
+            for e in range(vector):
+                place, is_first = (slot * self.strip + j) * vector + e, begins
+                for s, column in columns.items():
+                    product = self.values[column * vector + e] * self.taps[(r * width + s) * vector + e]
+                    store(self.sums, place, product if is_first else self.sums[place] + product)
+                    is_first = False
+                if is_first:  # no column is in memory
+                    store(self.sums, place, T.float32(0))

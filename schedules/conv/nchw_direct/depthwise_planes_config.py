@@ -28,12 +28,13 @@ from ..row_walk import (
 from ..tile_config import Rule
 
 STAGE_ALIGNMENT_BYTES = 128
+OUTPUTS = DIRECT, STAGED = "direct", "staged"  # how results are stored
 BARRIER_BYTES = 8
 MAX_STAGE_BYTES = 96 << 10
-STRIPS = (1, 2, 4, 7, 8)  # neighbouring output columns per thread
+STRIPS = (1, 2, 4, 7, 8, 14)  # neighbouring output columns per thread
 MAX_PARTS = 8  # parts of the rows of a plane
 MAX_UNROLLED_PRODUCTS = 2048  # of a thread; walks of more rows have a loop
-MAX_SUMS = 56  # under way
+MAX_SUMS = 72  # under way
 MAX_THREADS, MIN_THREADS = 512, 48  # that compute
 OVERHEAD_REGISTERS = 20  # besides sums, taps and a row
 # Bytes per clock of an SM, approximately, of an H200: its share of the bandwidth of memory and of L2.
@@ -62,6 +63,7 @@ class DepthwisePlanesConfig(PersistentTileConfig):
     rows: Any  # output rows per thread
     stages: Any  # tiles in shared memory; one if several CTAs of an SM take turns, 0 if a CTA has one tile
     input_eviction: Any = NORMAL  # "first": lines of X leave L2 before those of Y
+    output: Any = DIRECT  # "staged": results go to shared memory, and planes of a tile from there to Y at once
 
     @classmethod
     def list_options(cls, w: Conv) -> Mapping[str, Sequence[Any]]:
@@ -69,10 +71,11 @@ class DepthwisePlanesConfig(PersistentTileConfig):
         height, width = w.output_size
         return {
             "channels": list_channel_choices(w) or [w.C],
-            "strip": [n for n in STRIPS if n <= round_up(width, 2)],
+            "strip": [n for n, before in zip(STRIPS, (0, *STRIPS), strict=False) if before < width],
             "rows": [n for n in range(1, height + 1) if height % n == 0 and height // n <= MAX_PARTS],
             "stages": (0, 1, 2, 3, 4),
             "input_eviction": INPUT_EVICTIONS,
+            "output": OUTPUTS,
         }
 
     @classmethod
@@ -83,6 +86,10 @@ class DepthwisePlanesConfig(PersistentTileConfig):
             (
                 f"planes of a tile are whole copies of {COPY_BYTES} bytes, at most {MAX_STAGE_BYTES} bytes",
                 lambda t: (t.channels * plane_bytes % COPY_BYTES == 0) & (t.channels * plane_bytes <= MAX_STAGE_BYTES),
+            ),
+            (
+                f"staged planes are whole copies of {COPY_BYTES} bytes",
+                lambda t: ~t.is_staged | (t.result_bytes % COPY_BYTES == 0),
             ),
             (
                 f"at most {MAX_SUMS} sums under way, and {MAX_UNROLLED_PRODUCTS} unrolled products",
@@ -122,6 +129,11 @@ class DepthwisePlanesConfig(PersistentTileConfig):
         return self.stages > 0
 
     @property
+    def is_staged(self) -> Any:
+        """Whether results pass through shared memory."""
+        return np.equal(self.output, STAGED)
+
+    @property
     def buffers(self) -> Any:
         """Tiles in shared memory."""
         return np.maximum(self.stages, 1)
@@ -147,9 +159,20 @@ class DepthwisePlanesConfig(PersistentTileConfig):
         return round_up(self.copy_bytes, STAGE_ALIGNMENT_BYTES)
 
     @property
+    def result_bytes(self) -> Any:
+        """Bytes of the planes of Y of a tile."""
+        return self.channels * math.prod(self.w.output_size) * self.itemsize
+
+    @property
+    def result_offset_bytes(self) -> Any:
+        """Shared-memory offset of the results, if they are staged."""
+        return self.buffers * self.stage_bytes
+
+    @property
     def filter_offset_bytes(self) -> Any:
         """Shared-memory offset of the filters."""
-        return self.buffers * self.stage_bytes
+        staged = np.where(self.is_staged, round_up(self.result_bytes, STAGE_ALIGNMENT_BYTES), 0)
+        return self.result_offset_bytes + staged
 
     @property
     def barrier_offset_bytes(self) -> Any:
