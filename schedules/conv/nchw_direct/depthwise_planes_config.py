@@ -18,12 +18,13 @@ from tvmconv.workloads.dtypes import get_itemsize
 from ..persistent_tiles import PersistentTileConfig
 from ..row_walk import (
     COPY_BYTES,
+    FIRST,
     INPUT_EVICTIONS,
     NORMAL,
+    competes_for_cache,
     count_lead_lines,
     count_period_lines,
     count_periods,
-    fits_cache,
 )
 from ..tile_config import Rule
 
@@ -114,7 +115,10 @@ class DepthwisePlanesConfig(PersistentTileConfig):
             (f"at least {MIN_THREADS} threads compute", lambda t: t.compute_threads >= MIN_THREADS),
             ("strips fill the columns", lambda t: ceil_div(width, t.strip) * t.strip <= 1.15 * width),
             ("most threads of the last warp compute", lambda t: t.num_items >= 0.8 * t.compute_threads),
-            ("X leaves L2 first if it competes for it", lambda t: (t.input_eviction == NORMAL) | (not fits_cache(w))),
+            (
+                "X leaves L2 first if it competes for it",
+                lambda t: np.equal(t.input_eviction, FIRST if competes_for_cache(w) else NORMAL),
+            ),
         ]
 
     @classmethod

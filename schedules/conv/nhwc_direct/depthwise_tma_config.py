@@ -19,11 +19,12 @@ from tvmconv.workloads.dtypes import get_itemsize
 from ..persistent_tiles import PersistentTileConfig
 from ..row_walk import (
     COPY_BYTES,
+    FIRST,
     INPUT_EVICTIONS,
     NORMAL,
+    competes_for_cache,
     count_period_lines,
     count_periods,
-    fits_cache,
     has_short_padding,
 )
 from ..tile_config import Rule
@@ -151,7 +152,10 @@ class DepthwiseTmaConfig(PersistentTileConfig):
                 ),
             ),
             ("most threads of the last warp compute", lambda t: t.num_items >= 0.8 * t.compute_threads),
-            ("X leaves L2 first if it competes for it", lambda t: (t.input_eviction == NORMAL) | (not fits_cache(w))),
+            (
+                "X leaves L2 first if it competes for it",
+                lambda t: np.equal(t.input_eviction, FIRST if competes_for_cache(w) else NORMAL),
+            ),
         ]
 
     @classmethod
