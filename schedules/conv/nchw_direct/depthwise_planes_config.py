@@ -31,6 +31,7 @@ from ..tile_config import Rule
 STAGE_ALIGNMENT_BYTES = 128
 OUTPUTS = DIRECT, STAGED = "direct", "staged"  # how results are stored
 BARRIER_BYTES = 8
+WORD_BYTES = 4  # of a bank of shared memory
 MAX_STAGE_BYTES = 96 << 10
 STRIPS = (1, 2, 4, 7, 8, 14)  # neighbouring output columns per thread
 MAX_PARTS = 8  # parts of the rows of a plane
@@ -40,6 +41,7 @@ MAX_THREADS, MIN_THREADS = 512, 48  # that compute
 OVERHEAD_REGISTERS = 20  # besides sums, taps and a row
 # Bytes per clock of an SM, approximately, of an H200: its share of the bandwidth of memory and of L2.
 MEMORY_BYTES_PER_CLOCK, L2_BYTES_PER_CLOCK = 17, 36
+STORED_SECTORS_PER_CLOCK = 0.7  # of an SM, its share of what L2 takes
 OVERLAP = 0.9  # fraction of work that the longest part of it hides
 COPY_LATENCY_CYCLES = 1000  # from a copy to its use, besides the time of its bytes
 START_CYCLES = 3000  # of a launch, and of the first copy
@@ -267,27 +269,60 @@ class DepthwisePlanesConfig(PersistentTileConfig):
         return 1
 
     @property
+    def load_wavefronts(self) -> Any:
+        """Wavefronts of shared memory of a warp's load of a vector, from the addresses of its first warp."""
+        w, lane = self.w, np.arange(WARP_SIZE)
+        strip, strips, channels, rows = (
+            np.atleast_1d(value)[:, None] for value in (self.strip, self.strips, self.channels, self.rows)
+        )
+        plane = lane // strips % channels * w.input_size[0] + lane // (strips * channels) * rows * w.stride[0]
+        address = (plane * w.input_size[1] + lane % strips * strip * w.stride[1]) * self.itemsize
+        vector = math.gcd(w.input_size[1], COPY_BYTES // self.itemsize)
+        nbytes = np.where(strips == 1, vector, np.gcd(vector, strip * w.stride[1])) * self.itemsize
+        totals = np.zeros(address.shape[0])
+        for size in (2, 4, 8, 16):
+            count = min(WARP_SIZE, WARP_SIZE * WORD_BYTES // size)  # threads whose words a wavefront has, at most
+            words = address.reshape(len(address), -1, count)[..., None] // WORD_BYTES + np.arange(max(1, size // 4))
+            words = np.sort(words.reshape(*words.shape[:2], -1), axis=-1)
+            is_new = np.concatenate([np.ones_like(words[..., :1], bool), np.diff(words, axis=-1) > 0], axis=-1)
+            banks = (words % WARP_SIZE)[..., None] == np.arange(WARP_SIZE)
+            wavefronts = (banks & is_new[..., None]).sum(axis=-2).max(axis=-1).sum(axis=-1)
+            totals = np.where(nbytes[:, 0] == size, wavefronts, totals)
+        return totals if np.ndim(self.strip) else totals[0]
+
+    @property
     def estimated_cycles(self) -> Any:
         """Estimated latency in clock cycles: instructions, copies and memory, which overlap in part."""
         w, itemsize = self.w, self.itemsize
         ctas, tiles, warps = self.resident_ctas, self.tiles_per_sm, self.compute_threads // WARP_SIZE
         conversions = 1 if itemsize == 2 else 0
-        vector = math.gcd(w.input_size[1], COPY_BYTES // itemsize)
+        elements = COPY_BYTES // itemsize
+        is_whole = self.strips == 1
+        vector = np.gcd(math.gcd(w.input_size[1], elements), np.where(is_whole, elements, self.strip * w.stride[1]))
         columns = (self.strip - 1) * w.stride[1] + (w.kernel[1] - 1) * w.dilation[1] + 1
         loads = ceil_div(self.strip * w.stride[1], vector) + 2
-        stores = ceil_div(self.strip, math.gcd(w.output_size[1], COPY_BYTES // itemsize))
-        instructions = self.products + self.num_lines * (loads + conversions * columns)
+        stored_vector = np.gcd(math.gcd(w.output_size[1], elements), np.where(is_whole, elements, self.strip))
+        stores = ceil_div(self.strip, stored_vector)
+        taps = np.where(is_whole, 0.9, 1.0) * self.products  # whole rows have no products with zeros
+        shared = self.num_lines * loads * self.load_wavefronts * warps
+        shared = shared + np.where(self.is_staged, 2 * self.rows * stores * self.load_wavefronts * warps, 0)
+        instructions = taps + self.num_lines * (loads + conversions * columns + 6)
         instructions = instructions + self.rows * (0.5 * conversions * self.strip + 3 * stores)
         # Few warps do not hide the latency of their own instructions.
         resident = np.maximum(1, ctas * warps)
-        issue = instructions * warps / SCHEDULERS * np.maximum(1.0, 8 / resident) ** 0.5
+        balance = ceil_div(resident, SCHEDULERS) * SCHEDULERS / resident  # of warps on schedulers
+        issue = instructions * warps / SCHEDULERS * np.maximum(1.0, 8 / resident) ** 0.5 * balance
         copies = self.copy_bytes / L2_BYTES_PER_CLOCK
         rate = L2_BYTES_PER_CLOCK if w.min_bytes <= H200.architecture.l2_bytes else MEMORY_BYTES_PER_CLOCK
         memory = w.min_bytes / (H200.multiprocessors * rate)
         # With one stage, a CTA waits for the next planes while the others compute.
         waits = np.maximum(0, COPY_LATENCY_CYCLES + copies - (ctas - 1) * issue)
         waits = np.where(self.stages <= 1, tiles / ctas * waits, 0)
-        work = np.stack(np.broadcast_arrays(tiles * issue, tiles * copies, memory))
+        # Sectors that a warp stores at a time; those of a row that several stores touch count several times.
+        sectors = np.minimum(WARP_SIZE, self.strip * itemsize + WARP_SIZE / self.strips)
+        stored = self.rows * stores * sectors * warps / STORED_SECTORS_PER_CLOCK
+        stored = np.where(self.is_staged, self.result_bytes / L2_BYTES_PER_CLOCK, stored)
+        work = np.stack(np.broadcast_arrays(tiles * issue, tiles * shared, tiles * stored, tiles * copies, memory))
         longest = work.max(axis=0)
         first = self.copy_bytes * ctas / L2_BYTES_PER_CLOCK  # before any thread can compute
         return longest + (1 - OVERLAP) * (work.sum(axis=0) - longest) + waits + first + START_CYCLES
