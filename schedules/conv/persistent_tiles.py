@@ -51,10 +51,16 @@ class PersistentTileConfig(EstimatedTileConfig):
         return count_ctas_per_sm(*limits, self.registers, self.num_threads)
 
     @property
+    def is_persistent(self) -> Any:
+        """Whether a CTA computes several tiles, and copies the next ones ahead."""
+        return True
+
+    @property
     def ctas_per_block(self) -> Any:
         """CTAs that share the tiles of a block of channels."""
         resident = H200.multiprocessors * self.ctas_per_sm
-        return np.clip(resident // self.channel_blocks, 1, self.pixel_tiles)
+        shared = np.clip(resident // self.channel_blocks, 1, self.pixel_tiles)
+        return np.where(self.is_persistent, shared, self.pixel_tiles)
 
     @property
     def tiles_per_cta(self) -> Any:

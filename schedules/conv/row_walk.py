@@ -5,7 +5,6 @@ Each row is read once, and added to all output rows whose filter covers it. Taps
 
 from __future__ import annotations
 
-import itertools
 import math
 from abc import ABC, abstractmethod
 from typing import Any
@@ -37,6 +36,7 @@ from ..tir_builder import (
 from .tensor_cores.gemm.atoms import named_barrier_sync
 
 COPY_BYTES = 16  # of which the innermost axis of a copy by TMA has a multiple
+MAX_CACHE_RATIO = 1.3  # of the bytes of the arrays and the L2 cache, beyond which eviction makes no kernel faster
 INPUT_EVICTIONS = NORMAL, FIRST = "normal", "first"  # when lines of X leave the L2 cache
 
 
@@ -55,9 +55,9 @@ def count_periods(w: Conv, end_line: Any, period_lines: Any) -> Any:
     return np.maximum(0, end_line - count_lead_lines(w)) // period_lines
 
 
-def fits_cache(w: Conv) -> bool:
-    """Return whether the L2 cache holds all arrays with room to spare, so that they do not compete for it."""
-    return bool(2 * w.min_bytes <= H200.architecture.l2_bytes)
+def competes_for_cache(w: Conv) -> bool:
+    """Return whether the arrays exceed the L2 cache by little, so that Y stays there if X leaves it first."""
+    return bool(1.0 < w.min_bytes / H200.architecture.l2_bytes <= MAX_CACHE_RATIO)
 
 
 def has_short_padding(w: Conv) -> bool:
@@ -156,6 +156,12 @@ class RowWalk(ABC):
         """Rows of the window that are in memory; others are zero."""
         return range((self.rows - 1) * self.w.stride[0] + count_lead_lines(self.w) + 1)
 
+    @property
+    def columns(self) -> range:
+        """Columns of the strip's window that are loaded; others are zero for all threads."""
+        w = self.w
+        return range((self.strip - 1) * w.stride[1] + (w.kernel[1] - 1) * w.dilation[1] + 1)
+
     @abstractmethod
     def begin_line(self, line: int) -> None:
         """Wait for a row of the window, which is relative to that of an output row, if it is not there yet."""
@@ -217,7 +223,14 @@ class RowWalk(ABC):
     def _add_products(self, r: int, slot: int, *, begins: bool) -> None:
         """Multiply the loaded row by a row of the filter; the first one begins the sums of an output row."""
         w, width, vector = self.w, self.w.kernel[1], self.vector
-        for j, s, e in itertools.product(range(self.strip), range(width), range(vector)):
-            place, column = (slot * self.strip + j) * vector + e, j * w.stride[1] + s * w.dilation[1]
-            product = self.values[column * vector + e] * self.taps[(r * width + s) * vector + e]
-            store(self.sums, place, product if begins and s == 0 else self.sums[place] + product)
+        for j in range(self.strip):
+            columns = {s: j * w.stride[1] + s * w.dilation[1] for s in range(width)}
+            columns = {s: column for s, column in columns.items() if column in self.columns}
+            for e in range(vector):
+                place, is_first = (slot * self.strip + j) * vector + e, begins
+                for s, column in columns.items():
+                    product = self.values[column * vector + e] * self.taps[(r * width + s) * vector + e]
+                    store(self.sums, place, product if is_first else self.sums[place] + product)
+                    is_first = False
+                if is_first:  # no column is in memory
+                    store(self.sums, place, T.float32(0))

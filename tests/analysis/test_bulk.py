@@ -54,6 +54,26 @@ def test_what_a_ring_lacks_is_found(faults, message):
         emulate.run(bulk.product(**faults), [random((64, 320)), random((16, 320))])
 
 
+def test_contiguous_bytes_are_copied():
+    x = random((256,), "float32")
+    np.testing.assert_array_equal(emulate.run(bulk.copied(first=12), [x])[:128], x[12:140])
+
+
+@pytest.mark.parametrize(
+    ("faults", "message"),
+    [
+        (dict(expect=16), r"deadlock: .* at the mbarrier .* lacks 16 bytes"),
+        (dict(waits=False), "to which an asynchronous copy is pending"),
+        (dict(first=2), "misaligned: .* global memory"),
+        (dict(nbytes=200), "misaligned: .* bytes"),
+        (dict(first=192), "out of bounds"),
+    ],
+)
+def test_what_a_copy_of_bytes_lacks_is_found(faults, message):
+    with pytest.raises(ExecutionError, match=message):
+        emulate.run(bulk.copied(**faults), [random((256,), "float32")])
+
+
 def test_tma_stores_what_lies_in_the_array():
     x = random((64, 32), "float32")
     np.testing.assert_array_equal(emulate.run(bulk.stored(), [x]), x[:50])

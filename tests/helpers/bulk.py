@@ -3,6 +3,7 @@
 import numpy as np
 from golden_parts import LOAD, STORE, Block, lower_arrays
 from tvm.script import tirx as T  # noqa: N812
+from tvmconv.builtin.conv.tensor_cores.gemm.tma import bulk_load, bulk_store
 
 from tvmconv.builtin import tir_builder as p
 from tvmconv.tensor_map import make_tiled_map
@@ -164,3 +165,30 @@ def stored(*, fence=True, barrier=True, waited="read", again=True, left=False):
                     p.emit_ptx("cp.async.bulk.wait_group", 0)
 
     return lower_arrays({"X": ((64, 32), "float32"), "Y": ((50, 32), "float32")}, body)
+
+
+def copied(*, first=0, nbytes=512, expect=0, waits=True):
+    """A kernel that copies contiguous bytes of X, 256 float32, to the start of Y through shared memory.
+
+    Args:
+        first: element of X at which they begin.
+        nbytes: number of bytes.
+        expect: bytes that are expected beyond those that come.
+        waits: whether the copy to shared memory is waited for.
+    """
+
+    def body(buffers):
+        with p.thread_axis(1, "blockIdx.x"), p.thread_axis(32, "threadIdx.x") as thread:
+            block = Block(2048)
+            barrier = block.address(1024)
+            with p.if_(thread == 0):
+                p.emit_ptx("mbarrier.init.shared.b64", barrier, T.uint32(1))
+                p.emit_ptx("fence.mbarrier_init.release.cluster")
+                p.emit_ptx("mbarrier.arrive.expect_tx.shared.b64", barrier, T.uint32(nbytes + expect))
+                bulk_load(block.address(0), buffers["X"].access_ptr("r", offset=first), nbytes, barrier)
+                if waits:
+                    p.emit_call(T.cuda.mbarrier_wait(barrier, 0))
+                bulk_store(buffers["Y"].access_ptr("w", offset=0), block.address(0), nbytes)
+                p.emit_ptx("cp.async.bulk.wait_group", 0)
+
+    return lower_arrays({"X": ((256,), "float32"), "Y": ((256,), "float32")}, body)

@@ -13,6 +13,7 @@ from tvmconv import registry
 from tvmconv.errors import ScheduleError
 
 SMALL = {"channels": 4, "strip": 4, "rows": 8, "stages": 2}
+WHOLE_ROWS = {"channels": 4, "strip": 14, "rows": 7, "stages": 2, "output": "staged"}
 
 
 @pytest.mark.sample(3)
@@ -29,6 +30,12 @@ SMALL = {"channels": 4, "strip": 4, "rows": 8, "stages": 2}
         ("conv2d:1x8x11x16,8x1x3x2,s1,p1x0x2x1,g8,f16", {**SMALL, "rows": 3}),
         ("conv2d:1x4x60x8,4x1x5x5,s1,p2,g4", {**SMALL, "strip": 8, "rows": 60}),  # a loop over rows
         ("conv2d:1x4x120x8,4x1x3x3,s2,p1,g4,bias", {**SMALL, "strip": 4, "rows": 60}),
+        ("conv2d:3x16x7x7,16x1x5x5,s1,p2,g16,f16,bias", {"channels": 8, "strip": 7, "rows": 7, "stages": 0}),
+        ("conv2d:3x16x7x7,16x1x5x5,s1,p2,g16,f16,bias,add", {**WHOLE_ROWS, "channels": 8, "strip": 7, "rows": 7}),
+        ("conv2d:2x8x14x14,8x1x5x5,s1,p2,g8,relu", {**WHOLE_ROWS, "rows": 7}),
+        ("conv2d:2x8x14x13,8x1x3x3,s1,p2x0x1x1,g8,bf16", {**WHOLE_ROWS, "rows": 5, "stages": 0}),
+        ("conv2d:2x8x28x28,8x1x3x3,s2,p1,g8,f16", {**WHOLE_ROWS, "stages": 0, "rows": 14}),
+        ("conv2d:2x8x12x12,8x1x3x3,s1,p2,d2,g8", {**WHOLE_ROWS, "strip": 4, "rows": 12}),
         ("conv2d:1x8x14x14,8x1x1x1,s1,p0,g8", None),
         ("conv2d:2x16x14x14,16x1x3x3,s1,p1,g16,f16", None),
     ],
@@ -38,9 +45,9 @@ def test_planes_are_copied_whole(text, config):
 
 
 @pytest.mark.sample(1)
-@pytest.mark.parametrize("stages", [1, 2])
-def test_a_cta_computes_several_tiles(stages):
-    text, config = "conv2d:48x8x8x8,8x1x3x3,s1,p1,g8,f16,bias", {**SMALL, "stages": stages}
+@pytest.mark.parametrize(("stages", "output"), [(1, "direct"), (2, "direct"), (2, "staged")])
+def test_a_cta_computes_several_tiles(stages, output):
+    text, config = "conv2d:48x8x8x8,8x1x3x3,s1,p1,g8,f16,bias", {**SMALL, "stages": stages, "output": output}
     small = dataclasses.replace(persistent_tiles.H200, multiprocessors=1)
     depthwise_planes_config.DepthwisePlanesConfig.list_legal.cache_clear()
     with mock.patch.object(persistent_tiles, "H200", small):

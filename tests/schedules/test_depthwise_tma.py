@@ -31,6 +31,8 @@ SMALL = {"vector": 2, "channels": 16, "rows": 4, "columns": 8, "strip": 4, "stag
         ("conv2d:1x16x27x8,16x1x5x5,s1,p2,g16,f16,nhwc,add", {**SMALL, "rows": 27, "lines": 5}),
         ("conv2d:1x16x27x17,16x1x3x3,s2,p1,g16,f16,nhwc", {**SMALL, "rows": 14, "lines": 4}),
         ("conv2d:1x16x12x8,16x1x3x3,s1,p2,g16,f16,nhwc", {**SMALL, "rows": 14}),  # as much padding as there can be
+        ("conv2d:2x32x9x16,32x1x3x3,s1,p1,g32,f16,nhwc,bias", {**SMALL, "stages": 0}),
+        ("conv2d:2x16x16x16,16x1x5x5,s1,p2,g16,f16,nhwc", {**SMALL, "rows": 16, "lines": 5, "stages": 0}),
         ("conv2d:1x16x20x9,16x1x3x3,s1,p2,d2,g16,f16,nhwc", {**SMALL, "rows": 14, "lines": 5}),
         ("conv2d:2x16x9x8,16x1x5x5,s1,p2,g16,f16,nhwc,bias,silu,add", {**SMALL, "stages": 3}),
         ("conv2d:1x12x9x17,12x1x3x3,s1,p1,g12,nhwc", {**SMALL, "channels": 12, "vector": 4}),

@@ -39,15 +39,17 @@ from ...tir_builder import (
     serial_loop,
     store,
     store_global,
+    store_shared,
     to_uint32,
     unpack,
 )
 from ..reduction import FLOAT_DTYPES
 from ..row_walk import COPY_BYTES, FIRST, RowWalk, count_period_lines, has_short_padding, load_taps
+from ..tensor_cores.gemm.atoms import named_barrier_sync
 from ..tensor_cores.gemm.cta import Cta, allocate_smem, allow_dependent_launch, open_cta
 from ..tensor_cores.gemm.epilogue_ops import EpilogueOps, apply_to_pixels
 from ..tensor_cores.gemm.pipelines import PipelineState, TmaPipeline, fence_barrier_init
-from ..tensor_cores.gemm.tma import bulk_load
+from ..tensor_cores.gemm.tma import bulk_load, bulk_store, tma_store_fence, tma_store_wait
 from .depthwise_planes_config import STAGE_ALIGNMENT_BYTES, DepthwisePlanesConfig
 
 COMPUTE_BARRIER = 1  # named barrier of the threads that compute
@@ -100,7 +102,7 @@ def depthwise_planes(s: Schedule, w: Conv, k: Knobs) -> Schedule:
 
 def emit_kernel(config: DepthwisePlanesConfig, arguments: dict[str, Buffer]) -> None:
     """Emit the kernel."""
-    compute_threads, stages = int(config.compute_threads), int(config.stages)
+    compute_threads, stages = int(config.compute_threads), int(config.buffers)
     with open_cta(int(config.num_blocks), int(config.num_threads), 1, splits_in_cluster=False) as cta:
         smem = allocate_smem(int(config.smem_bytes), STAGE_ALIGNMENT_BYTES)
         barriers = smem + to_uint32(int(config.barrier_offset_bytes))
@@ -113,10 +115,15 @@ def emit_kernel(config: DepthwisePlanesConfig, arguments: dict[str, Buffer]) -> 
         allow_dependent_launch()
         ops = EpilogueOps.from_workload(config.w).bind_tensor_args(arguments, uses_registers=True)
         kernel = DepthwisePlanesKernel(config, arguments, ops, cta, smem, pipeline, PipelineState("plane", stages))
-        with if_(cta.thread.thread < compute_threads):
+        if config.is_persistent:
+            with if_(cta.thread.thread < compute_threads):
+                kernel.compute()
+            with cta.thread.elect_in_warp(compute_threads // WARP_SIZE):
+                kernel.load_planes()
+        else:
+            with if_(cta.thread.thread == 0):
+                kernel.load_planes()
             kernel.compute()
-        with cta.thread.elect_in_warp(compute_threads // WARP_SIZE):
-            kernel.load_planes()
 
 
 @dataclass(frozen=True)
@@ -142,7 +149,7 @@ class DepthwisePlanesKernel:
 
     def load_planes(self) -> None:
         """Copy the planes of all tiles; run by one thread."""
-        w, pipeline, state = self.config.w, self.pipeline, self.state
+        w, pipeline, state = self.config.w, self.pipeline, PipelineState("loaded", int(self.config.buffers))
         with serial_loop(int(self.config.tiles_per_cta), "round") as tile_round:
             image = self.locate(tile_round)
             with if_(image < w.N):
@@ -155,7 +162,7 @@ class DepthwisePlanesKernel:
                 state.advance()
 
     def compute(self) -> None:
-        """Compute all tiles; run by all threads but those of the last warp."""
+        """Compute all tiles; run by all threads but those of a warp that copies planes."""
         config, thread, w = self.config, self.cta.thread.thread, self.config.w
         strips, channels, items = int(config.strips), int(config.channels), int(config.num_items)
         item = thread
@@ -180,15 +187,43 @@ class DepthwisePlanesKernel:
         )
         pixel = (lane_channel * w.input_size[0] + row * w.stride[0]) * w.input_size[1] + column * w.stride[1]
         offset = Register("strip_offset", value=pixel * config.itemsize).value
+        result = Register("result_address", "uint32", self.smem)
+        if config.is_staged:
+            line = (lane_channel * w.output_size[0] + row) * w.output_size[1] + column
+            result.set(self.results + to_uint32(line * config.itemsize))
         with serial_loop(int(config.tiles_per_cta), "round") as tile_round:
             image = self.locate(tile_round)
             with if_(image < w.N):
+                if config.is_staged and config.is_persistent:
+                    with if_(thread == 0):
+                        tma_store_wait(0)
+                    named_barrier_sync(COMPUTE_BARRIER, int(config.compute_threads))
                 self.pipeline.consumer_wait(self.state.index, self.state.phase)
                 address = self.pipeline.stage_address(self.state.index) + to_uint32(offset)
                 plane = Register("strip_address", "uint32", address).value
                 index = Register("plane_index", value=image * w.C + self.channel + lane_channel).value
-                PlaneWalk(self, taps, plane, index, self.channel + lane_channel, row, column).run()
+                PlaneWalk(self, taps, plane, index, self.channel + lane_channel, row, column, result.value).run()
                 self.state.advance()
+                if config.is_staged:
+                    self.store_planes(image)
+        if config.is_staged:
+            with if_(thread == 0):
+                tma_store_wait(0)
+
+    @property
+    def results(self) -> Expr:
+        """Address of the staged results."""
+        return self.smem + to_uint32(int(self.config.result_offset_bytes))
+
+    def store_planes(self, image: Expr) -> None:
+        """Copy the staged results of a tile to Y."""
+        config, w = self.config, self.config.w
+        tma_store_fence()
+        named_barrier_sync(COMPUTE_BARRIER, int(config.compute_threads))
+        with if_(self.cta.thread.thread == 0):
+            first = (image * w.O + self.channel) * math.prod(w.output_size)
+            target = self.arguments["Y"].access_ptr("w", offset=first)
+            bulk_store(target, self.results, int(config.result_bytes))
 
 
 class PlaneWalk(RowWalk):
@@ -203,14 +238,27 @@ class PlaneWalk(RowWalk):
         channel: Expr,
         first_row: Expr,
         column: Expr,
+        result: Expr,
     ) -> None:
-        """Bind a walk: `address` of the strip's first input pixel, `plane` among all planes, and the first output."""
+        """Bind a walk to a strip.
+
+        Args:
+            kernel: The kernel.
+            taps: Taps in float32.
+            address: Shared-memory address of its first input pixel.
+            plane: Index among all planes.
+            channel: Its channel.
+            first_row: First output row.
+            column: First output column.
+            result: Shared-memory address of its first result, if results are staged.
+        """
         config = kernel.config
         period_lines, periods = count_period_lines(config.w), int(config.num_periods)
         sizes = {"strip": int(config.strip), "rows": int(config.rows), "period_lines": period_lines}
         super().__init__(config.w, taps, vector=1, num_periods=periods, **sizes)
         self.kernel, self.address, self.plane, self.channel = kernel, address, plane, channel
-        self.first_row, self.column = first_row, column
+        self.first_row, self.column, self.result = first_row, column, result
+        self.has_whole_rows = int(config.strips) == 1
         self.words = allocate("pixels", COPY_BYTES // 4, "uint32")
 
     @property
@@ -220,6 +268,14 @@ class PlaneWalk(RowWalk):
         if int(self.kernel.config.parts) > 1 or not has_short_padding(w):
             return lines
         return range(w.pad_low[0], min(lines.stop, w.pad_low[0] + w.input_size[0]))
+
+    @property
+    def columns(self) -> range:
+        """Columns of the window inside of the image, if a strip is a whole row."""
+        w, columns = self.w, super().columns
+        if not self.has_whole_rows:
+            return columns
+        return range(w.pad_low[1], min(columns.stop, w.pad_low[1] + w.input_size[1]))
 
     def begin_line(self, line: int) -> None:
         """Keep the compiler from loading rows long before their use, which takes registers: the planes are there."""
@@ -244,8 +300,8 @@ class PlaneWalk(RowWalk):
             row += first_row * step
         conditions = self._list_row_conditions(row, first_row)
         last_column = (w.output_size[1] - 1) // self.strip * self.strip * w.stride[1]
-        first, count = -w.pad_low[1], (self.strip - 1) * w.stride[1] + (w.kernel[1] - 1) * w.dilation[1] + 1
-        for offset, size in self._list_vectors(first, first + count):
+        first, columns = -w.pad_low[1], self.columns
+        for offset, size in self._list_vectors(first + columns.start, first + columns.stop):
             inside = [self.column * w.stride[1] + offset >= 0] * (offset < 0)
             inside += [self.column * w.stride[1] + offset < width] * (last_column + offset + size > width)
             num_words = max(1, size * itemsize // 4)
@@ -273,7 +329,8 @@ class PlaneWalk(RowWalk):
     def _list_vectors(self, start: int, stop: int) -> list[tuple[int, int]]:
         """Return offset and size of the aligned vectors of a row that cover some columns from the strip's first on."""
         w, vectors = self.w, []
-        alignment = math.gcd(self.strip * w.stride[1], w.input_size[1], COPY_BYTES // self.kernel.config.itemsize)
+        steps = () if self.has_whole_rows else (self.strip * w.stride[1],)
+        alignment = math.gcd(*steps, w.input_size[1], COPY_BYTES // self.kernel.config.itemsize)
         while start < stop:
             size = math.gcd(start, alignment) or alignment
             while size > stop - start:
@@ -286,15 +343,20 @@ class PlaneWalk(RowWalk):
         """Apply the epilogue to an output row of the strip, and store it."""
         kernel, w, strip = self.kernel, self.w, self.strip
         config, (height, width) = kernel.config, w.output_size
-        vector = math.gcd(strip, width, COPY_BYTES // config.itemsize)
+        count = width if self.has_whole_rows else strip
+        vector = math.gcd(count, width, COPY_BYTES // config.itemsize)
         results, packed = allocate("results", vector, "float32"), allocate("packed", 8, "uint32")
         exists = [kernel.cta.thread.thread < int(config.num_items)] * (config.num_items < config.compute_threads)
         line = (self.plane * height + self.first_row + row) * width + self.column
-        for first in range(0, strip, vector):
-            inside = exists + [self.column + first < width] * (width % strip > 0)
+        for first in range(0, count, vector):
+            inside = exists + [self.column + first < width] * (width % count > 0)
             with if_(logical_and(*inside) if inside else True):
                 for e in range(vector):
                     store(results, e, self.sums[slot * strip + first + e])
                 arguments = kernel.arguments, self.channel, line + first, vector, results, packed
                 apply_to_pixels(kernel.ops, *arguments)
-                store_global(kernel.arguments["Y"], line + first, packed, vector)
+                if config.is_staged:
+                    place = self.result + to_uint32((row * width + first) * config.itemsize)
+                    store_shared(place, packed, vector * config.itemsize)
+                else:
+                    store_global(kernel.arguments["Y"], line + first, packed, vector)

@@ -18,26 +18,30 @@ from tvmconv.workloads.dtypes import get_itemsize
 from ..persistent_tiles import PersistentTileConfig
 from ..row_walk import (
     COPY_BYTES,
+    FIRST,
     INPUT_EVICTIONS,
     NORMAL,
+    competes_for_cache,
     count_lead_lines,
     count_period_lines,
     count_periods,
-    fits_cache,
 )
 from ..tile_config import Rule
 
 STAGE_ALIGNMENT_BYTES = 128
+OUTPUTS = DIRECT, STAGED = "direct", "staged"  # how results are stored
 BARRIER_BYTES = 8
+WORD_BYTES = 4  # of a bank of shared memory
 MAX_STAGE_BYTES = 96 << 10
-STRIPS = (1, 2, 4, 7, 8)  # neighbouring output columns per thread
+STRIPS = (1, 2, 4, 7, 8, 14)  # neighbouring output columns per thread
 MAX_PARTS = 8  # parts of the rows of a plane
 MAX_UNROLLED_PRODUCTS = 2048  # of a thread; walks of more rows have a loop
-MAX_SUMS = 56  # under way
+MAX_SUMS = 72  # under way
 MAX_THREADS, MIN_THREADS = 512, 48  # that compute
-OVERHEAD_REGISTERS = 28  # besides sums, taps and a row
+OVERHEAD_REGISTERS = 20  # besides sums, taps and a row
 # Bytes per clock of an SM, approximately, of an H200: its share of the bandwidth of memory and of L2.
 MEMORY_BYTES_PER_CLOCK, L2_BYTES_PER_CLOCK = 17, 36
+STORED_SECTORS_PER_CLOCK = 0.7  # of an SM, its share of what L2 takes
 OVERLAP = 0.9  # fraction of work that the longest part of it hides
 COPY_LATENCY_CYCLES = 1000  # from a copy to its use, besides the time of its bytes
 START_CYCLES = 3000  # of a launch, and of the first copy
@@ -60,8 +64,9 @@ class DepthwisePlanesConfig(PersistentTileConfig):
     channels: Any  # planes per tile
     strip: Any  # neighbouring output columns per thread
     rows: Any  # output rows per thread
-    stages: Any  # tiles in shared memory; one if several CTAs of an SM take turns
+    stages: Any  # tiles in shared memory; one if several CTAs of an SM take turns, 0 if a CTA has one tile
     input_eviction: Any = NORMAL  # "first": lines of X leave L2 before those of Y
+    output: Any = DIRECT  # "staged": results go to shared memory, and planes of a tile from there to Y at once
 
     @classmethod
     def list_options(cls, w: Conv) -> Mapping[str, Sequence[Any]]:
@@ -69,10 +74,11 @@ class DepthwisePlanesConfig(PersistentTileConfig):
         height, width = w.output_size
         return {
             "channels": list_channel_choices(w) or [w.C],
-            "strip": [n for n in STRIPS if n <= round_up(width, 2)],
+            "strip": [n for n, before in zip(STRIPS, (0, *STRIPS), strict=False) if before < width],
             "rows": [n for n in range(1, height + 1) if height % n == 0 and height // n <= MAX_PARTS],
-            "stages": (1, 2, 3, 4),
+            "stages": (0, 1, 2, 3, 4),
             "input_eviction": INPUT_EVICTIONS,
+            "output": OUTPUTS,
         }
 
     @classmethod
@@ -83,6 +89,10 @@ class DepthwisePlanesConfig(PersistentTileConfig):
             (
                 f"planes of a tile are whole copies of {COPY_BYTES} bytes, at most {MAX_STAGE_BYTES} bytes",
                 lambda t: (t.channels * plane_bytes % COPY_BYTES == 0) & (t.channels * plane_bytes <= MAX_STAGE_BYTES),
+            ),
+            (
+                f"staged planes are whole copies of {COPY_BYTES} bytes",
+                lambda t: ~t.is_staged | (t.result_bytes % COPY_BYTES == 0),
             ),
             (
                 f"at most {MAX_SUMS} sums under way, and {MAX_UNROLLED_PRODUCTS} unrolled products",
@@ -107,7 +117,10 @@ class DepthwisePlanesConfig(PersistentTileConfig):
             (f"at least {MIN_THREADS} threads compute", lambda t: t.compute_threads >= MIN_THREADS),
             ("strips fill the columns", lambda t: ceil_div(width, t.strip) * t.strip <= 1.15 * width),
             ("most threads of the last warp compute", lambda t: t.num_items >= 0.8 * t.compute_threads),
-            ("X leaves L2 first if it competes for it", lambda t: (t.input_eviction == NORMAL) | (not fits_cache(w))),
+            (
+                "X leaves L2 first if it competes for it",
+                lambda t: np.equal(t.input_eviction, FIRST if competes_for_cache(w) else NORMAL),
+            ),
         ]
 
     @classmethod
@@ -115,6 +128,21 @@ class DepthwisePlanesConfig(PersistentTileConfig):
     def list_legal(cls, w: Conv) -> tuple[DepthwisePlanesConfig, Any]:
         """Return all configs, and which of them meet the required rules."""
         return super().list_legal(w)  # type: ignore[return-value]
+
+    @property
+    def is_persistent(self) -> Any:
+        """Whether a CTA computes several tiles, and copies the next ones ahead."""
+        return self.stages > 0
+
+    @property
+    def is_staged(self) -> Any:
+        """Whether results pass through shared memory."""
+        return np.equal(self.output, STAGED)
+
+    @property
+    def buffers(self) -> Any:
+        """Tiles in shared memory."""
+        return np.maximum(self.stages, 1)
 
     @property
     def itemsize(self) -> int:
@@ -137,9 +165,20 @@ class DepthwisePlanesConfig(PersistentTileConfig):
         return round_up(self.copy_bytes, STAGE_ALIGNMENT_BYTES)
 
     @property
+    def result_bytes(self) -> Any:
+        """Bytes of the planes of Y of a tile."""
+        return self.channels * math.prod(self.w.output_size) * self.itemsize
+
+    @property
+    def result_offset_bytes(self) -> Any:
+        """Shared-memory offset of the results, if they are staged."""
+        return self.buffers * self.stage_bytes
+
+    @property
     def filter_offset_bytes(self) -> Any:
         """Shared-memory offset of the filters."""
-        return self.stages * self.stage_bytes
+        staged = np.where(self.is_staged, round_up(self.result_bytes, STAGE_ALIGNMENT_BYTES), 0)
+        return self.result_offset_bytes + staged
 
     @property
     def barrier_offset_bytes(self) -> Any:
@@ -149,7 +188,7 @@ class DepthwisePlanesConfig(PersistentTileConfig):
     @property
     def smem_bytes(self) -> Any:
         """Dynamic shared memory per CTA in bytes, including the alignment of its start."""
-        return STAGE_ALIGNMENT_BYTES + self.barrier_offset_bytes + 2 * self.stages * BARRIER_BYTES
+        return STAGE_ALIGNMENT_BYTES + self.barrier_offset_bytes + 2 * self.buffers * BARRIER_BYTES
 
     @property
     def strips(self) -> Any:
@@ -173,8 +212,8 @@ class DepthwisePlanesConfig(PersistentTileConfig):
 
     @property
     def num_warps(self) -> Any:
-        """Warps per CTA, the last of which copies planes."""
-        return self.compute_threads // WARP_SIZE + 1
+        """Warps per CTA, the last of which copies planes if there are several tiles."""
+        return np.maximum(self.compute_threads // WARP_SIZE + self.is_persistent, 1)
 
     @property
     def num_accumulators(self) -> Any:
@@ -230,27 +269,60 @@ class DepthwisePlanesConfig(PersistentTileConfig):
         return 1
 
     @property
+    def load_wavefronts(self) -> Any:
+        """Wavefronts of shared memory of a warp's load of a vector, from the addresses of its first warp."""
+        w, lane = self.w, np.arange(WARP_SIZE)
+        strip, strips, channels, rows = (
+            np.atleast_1d(value)[:, None] for value in (self.strip, self.strips, self.channels, self.rows)
+        )
+        plane = lane // strips % channels * w.input_size[0] + lane // (strips * channels) * rows * w.stride[0]
+        address = (plane * w.input_size[1] + lane % strips * strip * w.stride[1]) * self.itemsize
+        vector = math.gcd(w.input_size[1], COPY_BYTES // self.itemsize)
+        nbytes = np.where(strips == 1, vector, np.gcd(vector, strip * w.stride[1])) * self.itemsize
+        totals = np.zeros(address.shape[0])
+        for size in (2, 4, 8, 16):
+            count = min(WARP_SIZE, WARP_SIZE * WORD_BYTES // size)  # threads whose words a wavefront has, at most
+            words = address.reshape(len(address), -1, count)[..., None] // WORD_BYTES + np.arange(max(1, size // 4))
+            words = np.sort(words.reshape(*words.shape[:2], -1), axis=-1)
+            is_new = np.concatenate([np.ones_like(words[..., :1], bool), np.diff(words, axis=-1) > 0], axis=-1)
+            banks = (words % WARP_SIZE)[..., None] == np.arange(WARP_SIZE)
+            wavefronts = (banks & is_new[..., None]).sum(axis=-2).max(axis=-1).sum(axis=-1)
+            totals = np.where(nbytes[:, 0] == size, wavefronts, totals)
+        return totals if np.ndim(self.strip) else totals[0]
+
+    @property
     def estimated_cycles(self) -> Any:
         """Estimated latency in clock cycles: instructions, copies and memory, which overlap in part."""
         w, itemsize = self.w, self.itemsize
         ctas, tiles, warps = self.resident_ctas, self.tiles_per_sm, self.compute_threads // WARP_SIZE
         conversions = 1 if itemsize == 2 else 0
-        vector = math.gcd(w.input_size[1], COPY_BYTES // itemsize)
+        elements = COPY_BYTES // itemsize
+        is_whole = self.strips == 1
+        vector = np.gcd(math.gcd(w.input_size[1], elements), np.where(is_whole, elements, self.strip * w.stride[1]))
         columns = (self.strip - 1) * w.stride[1] + (w.kernel[1] - 1) * w.dilation[1] + 1
         loads = ceil_div(self.strip * w.stride[1], vector) + 2
-        stores = ceil_div(self.strip, math.gcd(w.output_size[1], COPY_BYTES // itemsize))
-        instructions = self.products + self.num_lines * (loads + conversions * columns)
+        stored_vector = np.gcd(math.gcd(w.output_size[1], elements), np.where(is_whole, elements, self.strip))
+        stores = ceil_div(self.strip, stored_vector)
+        taps = np.where(is_whole, 0.9, 1.0) * self.products  # whole rows have no products with zeros
+        shared = self.num_lines * loads * self.load_wavefronts * warps
+        shared = shared + np.where(self.is_staged, 2 * self.rows * stores * self.load_wavefronts * warps, 0)
+        instructions = taps + self.num_lines * (loads + conversions * columns + 6)
         instructions = instructions + self.rows * (0.5 * conversions * self.strip + 3 * stores)
         # Few warps do not hide the latency of their own instructions.
         resident = np.maximum(1, ctas * warps)
-        issue = instructions * warps / SCHEDULERS * np.maximum(1.0, 8 / resident) ** 0.5
+        balance = ceil_div(resident, SCHEDULERS) * SCHEDULERS / resident  # of warps on schedulers
+        issue = instructions * warps / SCHEDULERS * np.maximum(1.0, 8 / resident) ** 0.5 * balance
         copies = self.copy_bytes / L2_BYTES_PER_CLOCK
         rate = L2_BYTES_PER_CLOCK if w.min_bytes <= H200.architecture.l2_bytes else MEMORY_BYTES_PER_CLOCK
         memory = w.min_bytes / (H200.multiprocessors * rate)
         # With one stage, a CTA waits for the next planes while the others compute.
         waits = np.maximum(0, COPY_LATENCY_CYCLES + copies - (ctas - 1) * issue)
-        waits = np.where(self.stages == 1, tiles / ctas * waits, 0)
-        work = np.stack(np.broadcast_arrays(tiles * issue, tiles * copies, memory))
+        waits = np.where(self.stages <= 1, tiles / ctas * waits, 0)
+        # Sectors that a warp stores at a time; those of a row that several stores touch count several times.
+        sectors = np.minimum(WARP_SIZE, self.strip * itemsize + WARP_SIZE / self.strips)
+        stored = self.rows * stores * sectors * warps / STORED_SECTORS_PER_CLOCK
+        stored = np.where(self.is_staged, self.result_bytes / L2_BYTES_PER_CLOCK, stored)
+        work = np.stack(np.broadcast_arrays(tiles * issue, tiles * shared, tiles * stored, tiles * copies, memory))
         longest = work.max(axis=0)
         first = self.copy_bytes * ctas / L2_BYTES_PER_CLOCK  # before any thread can compute
         return longest + (1 - OVERLAP) * (work.sum(axis=0) - longest) + waits + first + START_CYCLES

@@ -139,7 +139,8 @@ class DepthwiseTmaKernel:
 
     def load_windows(self, input_map: Expr) -> None:
         """Load the windows of all tiles; run by one thread."""
-        w, config, pipeline, state = self.config.w, self.config, self.pipeline, self.state
+        w, config, pipeline = self.config.w, self.config, self.pipeline
+        state = PipelineState("loaded", int(config.buffers))
         with serial_loop(int(config.tiles_per_cta), "round") as tile_round:
             index, tile = self.locate(tile_round)
             with if_(index < int(config.pixel_tiles)):
@@ -154,7 +155,7 @@ class DepthwiseTmaKernel:
                     state.advance()
 
     def compute(self) -> None:
-        """Compute all tiles; run by all threads but those of the last warp."""
+        """Compute all tiles; run by all threads but those of a warp that loads windows."""
         config, thread = self.config, self.cta.thread.thread
         vectors, vector, strip, itemsize = (
             int(value) for value in (config.vectors, config.vector, config.strip, config.itemsize)
@@ -267,7 +268,7 @@ class WindowWalk(RowWalk):
 def emit_kernel(config: DepthwiseTmaConfig, arguments: dict[str, Buffer], *, is_flipped: bool = False) -> None:
     """Emit the kernel; `is_flipped`: the taps of K are in the opposite order."""
     input_map = declare_tensor_map("X_map", arguments["X"], make_input_map(config))
-    compute_threads, stages = int(config.compute_threads), int(config.stages)
+    compute_threads, stages = int(config.compute_threads), int(config.buffers)
     with open_cta(int(config.num_blocks), int(config.num_threads), 1, splits_in_cluster=False) as cta:
         smem = allocate_smem(int(config.smem_bytes), STAGE_ALIGNMENT_BYTES)
         pipeline = TmaPipeline(
@@ -278,7 +279,8 @@ def emit_kernel(config: DepthwiseTmaConfig, arguments: dict[str, Buffer], *, is_
             int(config.copy_bytes),
             num_consumers=compute_threads // WARP_SIZE,
         )
-        with if_(cta.thread.thread == compute_threads):
+        loader = compute_threads if config.is_persistent else 0  # the thread that loads windows
+        with if_(cta.thread.thread == loader):
             prefetch_tensor_maps([input_map])
         with if_(cta.thread.thread == 0):
             pipeline.init_barriers()
@@ -288,10 +290,15 @@ def emit_kernel(config: DepthwiseTmaConfig, arguments: dict[str, Buffer], *, is_
         ops = EpilogueOps.from_workload(config.w).bind_tensor_args(arguments, uses_registers=True)
         state = PipelineState("window", stages)
         kernel = DepthwiseTmaKernel(config, arguments, ops, cta, smem, pipeline, state, is_flipped)
-        with if_(cta.thread.thread < compute_threads):
+        if config.is_persistent:
+            with if_(cta.thread.thread < compute_threads):
+                kernel.compute()
+            with cta.thread.elect_in_warp(compute_threads // WARP_SIZE):
+                kernel.load_windows(input_map)
+        else:
+            with if_(cta.thread.thread == loader):
+                kernel.load_windows(input_map)
             kernel.compute()
-        with cta.thread.elect_in_warp(compute_threads // WARP_SIZE):
-            kernel.load_windows(input_map)
 
 
 def make_input_map(config: DepthwiseTmaConfig) -> maps.TensorMap:

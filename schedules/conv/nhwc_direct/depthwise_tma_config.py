@@ -19,11 +19,12 @@ from tvmconv.workloads.dtypes import get_itemsize
 from ..persistent_tiles import PersistentTileConfig
 from ..row_walk import (
     COPY_BYTES,
+    FIRST,
     INPUT_EVICTIONS,
     NORMAL,
+    competes_for_cache,
     count_period_lines,
     count_periods,
-    fits_cache,
     has_short_padding,
 )
 from ..tile_config import Rule
@@ -37,9 +38,10 @@ MAX_OVERHANG = 1.15  # ratio of the channels or pixels that tiles cover to those
 MAX_PRODUCTS = 2560  # unrolled products per thread
 MAX_FILTER_REGISTERS = 100  # taps of a thread's channels
 MIN_THREADS, MAX_THREADS = 64, 512  # that compute
-OVERHEAD_REGISTERS = 32  # besides sums, taps and a row of the window
+OVERHEAD_REGISTERS = 8  # besides sums, taps and a row of the window
 # Bytes per clock of an SM, approximately, of an H200: its share of the bandwidth of memory and of L2.
 MEMORY_BYTES_PER_CLOCK, L2_BYTES_PER_CLOCK = 17, 36
+MAX_COPIES = 4  # of the window of a CTA that has one
 MIN_COPIED_BYTES = 64  # contiguous bytes below which TMA copies more slowly
 SHARED_BYTES_PER_CLOCK = 128  # of an SM
 ROWS = (2, 4, 7, 8, 14, 28, 56)  # output rows of a tile, besides all rows of an image, a half and a quarter
@@ -80,7 +82,7 @@ class DepthwiseTmaConfig(PersistentTileConfig):
     rows: Any  # output rows per tile, which each thread walks down
     columns: Any  # output columns per tile
     strip: Any  # neighbouring output columns per thread
-    stages: Any  # copies in shared memory; one if several CTAs of an SM take turns
+    stages: Any  # copies in shared memory; one if several CTAs of an SM take turns, 0 if a CTA has one tile
     lines: Any = WHOLE_WINDOW  # rows of X per copy, whose loop is not unrolled
     input_eviction: Any = NORMAL  # "first": lines of X leave L2 before those of Y
 
@@ -97,7 +99,7 @@ class DepthwiseTmaConfig(PersistentTileConfig):
             "rows": list_extent_choices(height, sorted({*ROWS, *(ceil_div(height, n) for n in (1, 2, 4))})),
             "columns": list_extent_choices(round_up(width, max(STRIPS)), wide),
             "strip": STRIPS,
-            "stages": (1, 2, 3, 4),
+            "stages": (0, 1, 2, 3, 4),
             "lines": (WHOLE_WINDOW, count_period_lines(w), 2 * count_period_lines(w)),
             "input_eviction": INPUT_EVICTIONS,
         }
@@ -140,6 +142,7 @@ class DepthwiseTmaConfig(PersistentTileConfig):
         height, width = w.output_size
         return [
             ("windows are loaded while others are computed", lambda t: (t.stages > 1) | (t.ctas_per_sm > 1)),
+            ("a CTA of one tile has at most four copies", lambda t: t.is_persistent | (t.buffers <= MAX_COPIES)),
             (f"at least {MIN_THREADS} threads compute", lambda t: t.compute_threads >= MIN_THREADS),
             (
                 f"tiles overhang the outputs by at most {MAX_OVERHANG - 1:.0%}",
@@ -149,7 +152,10 @@ class DepthwiseTmaConfig(PersistentTileConfig):
                 ),
             ),
             ("most threads of the last warp compute", lambda t: t.num_items >= 0.8 * t.compute_threads),
-            ("X leaves L2 first if it competes for it", lambda t: (t.input_eviction == NORMAL) | (not fits_cache(w))),
+            (
+                "X leaves L2 first if it competes for it",
+                lambda t: np.equal(t.input_eviction, FIRST if competes_for_cache(w) else NORMAL),
+            ),
         ]
 
     @classmethod
@@ -212,6 +218,16 @@ class DepthwiseTmaConfig(PersistentTileConfig):
         return np.where(self.lines == WHOLE_WINDOW, 0, count_periods(self.w, end, self.copied_lines))
 
     @property
+    def is_persistent(self) -> Any:
+        """Whether a CTA computes several tiles, and copies the next ones ahead."""
+        return self.stages > 0
+
+    @property
+    def buffers(self) -> Any:
+        """Copies in shared memory; a CTA of one tile has all of them."""
+        return np.where(self.is_persistent, self.stages, self.copies_per_window)
+
+    @property
     def copy_bytes(self) -> Any:
         """Bytes of a copy."""
         return self.copied_lines * self.window_columns * self.channels * self.itemsize
@@ -224,7 +240,7 @@ class DepthwiseTmaConfig(PersistentTileConfig):
     @property
     def filter_offset_bytes(self) -> Any:
         """Shared-memory offset of the filters."""
-        return self.stages * self.stage_bytes
+        return self.buffers * self.stage_bytes
 
     @property
     def filter_bytes(self) -> Any:
@@ -239,7 +255,7 @@ class DepthwiseTmaConfig(PersistentTileConfig):
     @property
     def smem_bytes(self) -> Any:
         """Dynamic shared memory per CTA in bytes, including the alignment of its start."""
-        return STAGE_ALIGNMENT_BYTES + self.barrier_offset_bytes + 2 * self.stages * BARRIER_BYTES
+        return STAGE_ALIGNMENT_BYTES + self.barrier_offset_bytes + 2 * self.buffers * BARRIER_BYTES
 
     @property
     def vectors(self) -> Any:
@@ -258,8 +274,8 @@ class DepthwiseTmaConfig(PersistentTileConfig):
 
     @property
     def num_warps(self) -> Any:
-        """Warps per CTA, the last of which loads windows."""
-        return self.compute_threads // WARP_SIZE + 1
+        """Warps per CTA, the last of which loads windows if there are several."""
+        return np.maximum(self.compute_threads // WARP_SIZE + self.is_persistent, 1)
 
     @property
     def num_products(self) -> Any:
@@ -331,7 +347,7 @@ class DepthwiseTmaConfig(PersistentTileConfig):
         issue = issue * np.maximum(1.0, 8 / warps) ** 0.5
         # With one window, a CTA waits for the next one while the others compute.
         waits = np.maximum(0, WINDOW_LATENCY_CYCLES + copies - (ctas - 1) * issue)
-        waits = np.where(self.stages == 1, tiles / ctas * waits, 0)
+        waits = np.where(self.stages <= 1, tiles / ctas * waits, 0)
         work = np.stack(np.broadcast_arrays(tiles * issue, tiles * shared, tiles * copies, memory))
         longest = work.max(axis=0)
         return longest + (1 - OVERLAP) * (work.sum(axis=0) - longest) + waits + filters + START_CYCLES

@@ -90,6 +90,12 @@ def tma_store(tensor_map: Expr, coordinates: Sequence[Expr], source: Expr, *, ev
     emit_call(T.ptx.cp.async_.bulk.commit_group())
 
 
+def bulk_store(destination: Expr, source: Expr, num_bytes: int) -> None:
+    """Copy contiguous bytes from shared to global memory, as a bulk group of its own; see `bulk_load`."""
+    emit_ptx("cp.async.bulk.global.shared::cta.bulk_group", destination, source, T.uint32(num_bytes))
+    emit_call(T.ptx.cp.async_.bulk.commit_group())
+
+
 def tma_store_wait(pending: int) -> None:
     """Wait until at most `pending` bulk groups of this thread still have to read shared memory."""
     emit_ptx("cp.async.bulk.wait_group.read", pending)
