@@ -1,3 +1,3 @@
 """Schedules for channels-first images without tensor cores: each thread computes a strip of neighbouring pixels."""
 
-from . import depthwise_nchw, depthwise_planes, depthwise_planes_wgrad, grouped_nchw  # noqa: F401
+from . import depthwise_nchw, depthwise_planes, grouped_nchw  # noqa: F401

@@ -31,7 +31,6 @@ from .depthwise_tma_config import (
     COPY_BYTES,
     MAX_SHARED_BYTES,
     MIN_THREADS,
-    OVERLAP,
     SHARED_BYTES_PER_CLOCK,
     STAGE_ALIGNMENT_BYTES,
 )
@@ -51,10 +50,13 @@ LINE_BYTES = (128, 64, 32, 16)  # of whole rows
 STAGES_CHOICES = (1, 2, 3, 4)
 WAVES_CHOICES = (1, 2, 3, 4)
 # Of a line of a box of TMA, of its bytes, and of an SM's share of the memory; cycles of both launches and of a cluster.
-LINE_CYCLES, COPY_BYTES_PER_CYCLE, MEMORY_BYTES_PER_CYCLE = 1.35, 100, 18
-UNSWIZZLED_RATIO = 2.3  # of the time of lines that are no power of two
-ROW_BYTES_PER_CYCLE = 45  # of whole rows
-START_CYCLES, REDUCTION_CYCLES, CLUSTER_CYCLES = 3000, 2000, 900
+# Fitted to the trials of 23 layers on an H200.
+LINE_CYCLES, COPY_BYTES_PER_CYCLE, MEMORY_BYTES_PER_CYCLE = 1.0, 73, 25
+BUSY_WARPS, ISSUE_RATIO = 8.6, 1.0  # warps that hide the latency of instructions; cycles of one
+UNSWIZZLED_RATIO = 2.0  # of the time of lines that are no power of two
+ROW_BYTES_PER_CYCLE = 93  # of whole rows
+START_CYCLES, REDUCTION_CYCLES, CLUSTER_CYCLES = 3600, 2100, 330
+OVERLAP = 0.62  # fraction of work that the longest part of it hides
 
 
 def list_widths(w: WeightGradient) -> list[int]:
@@ -418,7 +420,9 @@ class WindowWgradConfig(EstimatedTileConfig):
         loads = self.loaded_lines * self.loaded_columns + self.rows * self.strip
         instructions = self.num_products + loads * (conversions * self.vector + 1) + 40
         # Few warps do not hide the latency of their own instructions.
-        issue = instructions * warps / SCHEDULERS * np.maximum(1.0, 8 / (resident * warps)) ** 0.5 * 1.15
+        issue = (
+            instructions * warps / SCHEDULERS * np.maximum(1.0, BUSY_WARPS / (resident * warps)) ** 0.5 * ISSUE_RATIO
+        )
         step_bytes = self.strip * self.channels * itemsize
         conflicts = np.where(
             (self.channels * itemsize % SHARED_BYTES_PER_CLOCK == 0) | (step_bytes % SHARED_BYTES_PER_CLOCK > 0), 1, 2

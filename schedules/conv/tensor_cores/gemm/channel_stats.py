@@ -53,7 +53,7 @@ COMBINING_ROWS = 128  # its threads per channel
 LOADS_IN_FLIGHT = 4  # its loads of a thread at a time
 
 
-def add_across_lanes(value: Expr, distance: int) -> Expr:
+def _add_across_lanes(value: Expr, distance: int) -> Expr:
     """Return the sum of a float32 value and that of the lane whose index differs by one bit."""
     return value + T.tvm_warp_shuffle_xor(T.uint32(ALL_LANES), value, distance, WARP_SIZE, WARP_SIZE)
 
@@ -161,7 +161,7 @@ class _CombinedSum:
         """Return the sum of all threads of this thread's channel."""
         distance = COMBINED_CHANNELS
         while distance < WARP_SIZE:
-            self._sum.set(add_across_lanes(self._sum.value, distance))
+            self._sum.set(_add_across_lanes(self._sum.value, distance))
             distance *= 2
         emit_call(T.cuda.cta_sync())  # an earlier sum has been read
         with if_(self._thread % WARP_SIZE < COMBINED_CHANNELS):
@@ -203,7 +203,7 @@ class ColumnSums:
         distance = first_distance
         while distance < WARP_SIZE:
             for sums in (self._sum, self._squares):
-                store(sums, column, add_across_lanes(sums[column], distance))
+                store(sums, column, _add_across_lanes(sums[column], distance))
             distance *= 2
 
     def compute_stats(self, column: int, count: Expr) -> tuple[Expr, Expr]:
