@@ -47,6 +47,7 @@ ON_TENSOR_CORES = (
     "conv2d:1x32x9x18,24x32x3x3,s1,p1,f16,nhwc,bias,relu",
     "conv2d:2x16x18x20,16x16x3x3,s2,p1,f16,nhwc,bias,silu",
     "conv2d:2x48x13x15,48x1x3x3,s1,p1,g48,f16,nhwc,bias",
+    "conv2d:3x24x9x7,2x24x1x1,s1,p0,bf16,nhwc,bias",
     "conv2d:2x16x10x12,16x1x3x3,s1,p1,g16,f16",
     "conv2d_dgrad:2x24x9x11,48x8x3x3,s2,p1,g3,f16,nhwc",
     "conv2d_dgrad:2x24x9x11,40x24x1x1,s1,p0,f16,nhwc",

@@ -269,6 +269,11 @@ class HaloConfig(EstimatedTileConfig):
         return np.minimum(self.num_tiles, self.max_active_ctas * self.ctas_per_sm)
 
     @property
+    def usage_features(self) -> dict[str, Any]:
+        """Further quantities of the usage, by name."""
+        return {**super().usage_features, "cluster": self.cluster_size}
+
+    @property
     def estimated_cycles(self) -> Any:
         """Estimated latency in clock cycles: the longest of products, copies and memory, and what does not overlap."""
         w, taps = self.w, math.prod(self.w.kernel)
