@@ -54,6 +54,7 @@ DESCRIPTIONS = {
     "octets": "Octets of channels of a CTA; half octets in layers with channels first.",
     "operand_scope": 'Where operands are staged: "shared" copies the window of a tile once per CTA; "registers" reads '
     "it from global memory, through the L1 cache.",
+    "output": 'How results are stored: "direct" by threads, or "staged" in shared memory, whole planes at a time.',
     "output_boxes": 'Boxes of the output: "swizzled", of up to 128 bytes per row, or "wide", without bank swizzle.',
     "output_eviction": 'When written lines leave the L2 cache: "first", before the operands, or in the "normal" order.',
     "output_stages": "Parts of the output of a warpgroup in shared memory, of which all but one may wait for stores.",
@@ -159,6 +160,12 @@ OWN_DESCRIPTIONS = {
     ("depthwise_diagonal", "mma_columns"): "Columns of the 16 pixels of a product, which has one row or two.",
     ("depthwise_diagonal", "rows"): "Output rows of a tile; in a gradient with a stride, divided by the stride.",
     ("depthwise_diagonal", "warps"): "Warps of an octet of channels, which divide the columns of a tile.",
+    ("depthwise_planes", "rows"): "Output rows per thread.",
+    ("depthwise_planes", "stages"): "Tiles in shared memory at a time; 0 launches one CTA per tile.",
+    (
+        "depthwise_tma",
+        "stages",
+    ): "Copies in shared memory at a time; 0 launches a CTA per tile, with all of its copies.",
     ("depthwise_cluster", "parts"): "CTAs of a cluster among which the pixels of a sum are divided.",
     ("depthwise_diagonal", "pixels_x"): "Columns of dY in a tile.",
     ("depthwise_diagonal", "strip_rows"): "Rows of dY of a strip, whose fragments a warp keeps in registers.",

@@ -36,7 +36,7 @@ from ..tir_builder import (
 from .tensor_cores.gemm.atoms import named_barrier_sync
 
 COPY_BYTES = 16  # of which the innermost axis of a copy by TMA has a multiple
-MAX_CACHE_RATIO = 1.3  # of the bytes of the arrays and the L2 cache, beyond which eviction makes no kernel faster
+CACHE_RATIOS = 0.95, 1.3  # of the bytes of the arrays and the L2 cache, between which eviction makes kernels faster
 INPUT_EVICTIONS = NORMAL, FIRST = "normal", "first"  # when lines of X leave the L2 cache
 
 
@@ -57,7 +57,8 @@ def count_periods(w: Conv, end_line: Any, period_lines: Any) -> Any:
 
 def competes_for_cache(w: Conv) -> bool:
     """Return whether the arrays exceed the L2 cache by little, so that Y stays there if X leaves it first."""
-    return bool(1.0 < w.min_bytes / H200.architecture.l2_bytes <= MAX_CACHE_RATIO)
+    low, high = CACHE_RATIOS
+    return bool(low < w.min_bytes / H200.architecture.l2_bytes <= high)
 
 
 def has_short_padding(w: Conv) -> bool:

@@ -47,8 +47,8 @@ SHARED_BYTES_PER_CLOCK = 128  # of an SM
 ROWS = (2, 4, 7, 8, 14, 28, 56)  # output rows of a tile, besides all rows of an image, a half and a quarter
 STRIPS = (1, 2, 4, 5, 7)  # neighbouring output columns per thread
 WHOLE_WINDOW = 0  # the number of rows per copy that stands for all rows of a window
-OVERLAP = 0.9  # fraction of work that the longest part of it hides
-WINDOW_LATENCY_CYCLES = 1000  # from the copy of a window to its use, besides the time of its bytes
+OVERLAP = 0.6  # fraction of work that the longest part of it hides
+WINDOW_LATENCY_CYCLES = 600  # from the copy of a window to its use, besides the time of its bytes
 START_CYCLES = 3000  # of a launch, and of the first window
 
 
@@ -141,7 +141,10 @@ class DepthwiseTmaConfig(PersistentTileConfig):
         """Return the conditions on configs that are worth a search."""
         height, width = w.output_size
         return [
-            ("windows are loaded while others are computed", lambda t: (t.stages > 1) | (t.ctas_per_sm > 1)),
+            (
+                "windows are loaded while others are computed",
+                lambda t: (t.stages > 1) | (t.ctas_per_sm > 1) & ((t.stages == 0) | (t.lines == WHOLE_WINDOW)),
+            ),
             ("a CTA of one tile has at most four copies", lambda t: t.is_persistent | (t.buffers <= MAX_COPIES)),
             (f"at least {MIN_THREADS} threads compute", lambda t: t.compute_threads >= MIN_THREADS),
             (
@@ -342,12 +345,15 @@ class DepthwiseTmaConfig(PersistentTileConfig):
         rate = L2_BYTES_PER_CLOCK if w.min_bytes <= H200.architecture.l2_bytes else MEMORY_BYTES_PER_CLOCK
         memory = w.min_bytes / (H200.multiprocessors * rate)
         filters = 30.0 * self.vector * math.prod(w.kernel) / 4  # before the first tile
-        # Few warps do not hide the latency of their own instructions.
+        # Few warps do not hide the latency of their instructions, and schedulers may have different numbers of them.
         warps = np.maximum(1, ctas * (self.compute_threads // WARP_SIZE))  # of configs without a whole strip as well
-        issue = issue * np.maximum(1.0, 8 / warps) ** 0.5
-        # With one window, a CTA waits for the next one while the others compute.
-        waits = np.maximum(0, WINDOW_LATENCY_CYCLES + copies - (ctas - 1) * issue)
-        waits = np.where(self.stages <= 1, tiles / ctas * waits, 0)
+        balance = ceil_div(warps, SCHEDULERS) * SCHEDULERS / warps
+        issue = issue * np.maximum(1.0, 8 / warps) ** 0.5 * balance
+        # A copy takes its time while the copies before it are computed, by this CTA and the others.
+        parts = np.where(self.is_persistent, self.copies_per_window, 1)
+        hidden = (np.maximum(self.stages, 1) * ctas - 1) * issue / parts
+        waits = tiles / ctas * parts * np.maximum(0, WINDOW_LATENCY_CYCLES + copies / self.copies_per_window - hidden)
+        first = copies / self.copies_per_window * ctas
         work = np.stack(np.broadcast_arrays(tiles * issue, tiles * shared, tiles * copies, memory))
         longest = work.max(axis=0)
-        return longest + (1 - OVERLAP) * (work.sum(axis=0) - longest) + waits + filters + START_CYCLES
+        return longest + (1 - OVERLAP) * (work.sum(axis=0) - longest) + waits + first + filters + START_CYCLES
