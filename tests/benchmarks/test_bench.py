@@ -9,8 +9,8 @@ import pytest
 from tvmconv import benchmarks, cli
 from tvmconv.cli.bench import BENCHMARKS
 
-SHARED = {"build_ahead", "common", "eight_bit_libraries", "inductor_ahead", "relax_methods", "suite_lanes"}
-SHARED |= {"torch_networks", "__init__"}
+SHARED = {"build_ahead", "common", "eight_bit_libraries", "eight_bit_limits", "inductor_ahead", "relax_methods"}
+SHARED |= {"suite_lanes", "torch_networks", "__init__"}
 OLD_OPTIONS = [
     ("networks", ["a.json", "--into", "page.md"], {"page": Path("page.md")}),
     ("chain", ["--archive", "kernels.zip"], {"archive": Path("kernels.zip")}),

@@ -48,7 +48,7 @@ from .halo_config import HaloConfig
 from .schedule import WIDE_DTYPES
 from .tma_requirements import can_load_by_tma, has_large_output, is_promising
 
-MIN_PROMISING_PIXELS = 1 << 11  # output pixels; smaller layers have few tiles, and `hopper` splits their sums
+MIN_PROMISING_PIXELS = 1 << 12  # output pixels; smaller layers have few tiles, and `hopper` splits their sums
 
 
 def has_halo_pixels(w: Conv) -> bool:
