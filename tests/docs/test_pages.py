@@ -19,7 +19,6 @@ LOGS = ROOT / "tuning_logs"
 COMPARED = {  # in pages' tables of networks
     "results.md": "*/*/*-tuned.json",
     "predictions.md": "**/*-tuned.json",
-    "tensor-cores.md": "*/*/*-nhwc*-tuned.json",
 }
 
 
