@@ -1,22 +1,24 @@
 """The pages: what they link to is there, and generated sections are as their commands write them."""
 
+import importlib
 import itertools
 import json
 import re
 import subprocess
+import sys
 
 import pytest
 from cubins import needs_nvrtc
 from doc_blocks import FENCE, PAGES, ROOT
 
-from tvmconv import cli
+import tvmconv as tc
+from tvmconv import cli, registry
 from tvmconv.logs.record import Record
 
 LOGS = ROOT / "tuning_logs"
 COMPARED = {  # in pages' tables of networks
     "results.md": "*/*/*-tuned.json",
     "predictions.md": "**/*-tuned.json",
-    "tensor-cores.md": "*/*/*-nhwc*-tuned.json",
 }
 
 
@@ -166,6 +168,14 @@ def test_generated_sections_are_as_their_commands_write_them(page, tmp_path, cap
     for name in names:
         assert cli.main([*map(str, command_of(name, page.name, tmp_path)), "--update-page", str(again)]) == 0
     assert again.read_text(encoding="utf-8") == text
+
+
+def test_the_site_describes_the_knobs_of_each_schedule():
+    pytest.importorskip("mkdocs")
+    sys.path.append(str(ROOT / "scripts"))
+    examples = importlib.import_module("site_hooks").EXAMPLES
+    described = {schedule.name for text in examples for schedule in tc.schedules(tc.parse(text))}
+    assert {schedule.name for schedule in registry.schedules()} <= described
 
 
 def test_the_log_format_explains_each_key_of_its_example():
