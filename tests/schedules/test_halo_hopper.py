@@ -10,7 +10,7 @@ from tvmconv.builtin.conv.tensor_cores.hopper import halo_config
 import tvmconv as tc
 from tvmconv import registry, schedule_definition
 from tvmconv.analysis.races import find_races
-from tvmconv.errors import ScheduleError
+from tvmconv.errors import KnobError, ScheduleError
 
 SMALL = {
     "rows": "pixels",
@@ -37,6 +37,7 @@ LAYER = "conv2d:32x128x40x40,128x128x3x3,s1,p1,f16,nhwc"
         ("conv2d:2x64x17x15,48x64x3x3,s2,p1,f16,nhwc,bias", {"block_n": 48}),  # strides that do not divide the image
         ("conv2d:1x40x9x9,32x40x3x2,s1,p1x0x2x1,d2,f16,nhwc", {}),  # fewer channels than blocks have
         ("conv2d:1x32x12x12,16x32x5x5,s2x1,p2,tf32,nhwc", {"block_k_bytes": 128, "block_n": 16}),
+        ("conv2d:2x32x9x9,32x32x3x3,s1,p1,f16,nhwc", {"halo_stages": 1}),
         ("conv2d:1x32x8x8,16x32x1x5,s1,p0x2,f16,nhwc", {"block_n": 16}),
         ("conv2d:1x32x12x8,16x32x3x3,s1,p0,d2,f16,nhwc", {"block_n": 16}),
         ("conv1d:2x32x37,32x32x5,s1,p2,bf16,nhwc,bias", {}),
@@ -92,9 +93,33 @@ def test_other_convolutions_are_refused(options):
         tc.build(f"conv2d:1x128x16x16{options}", "halo_hopper", arch="sm_90")
 
 
-def test_lines_that_do_not_fit_are_refused():
+@pytest.mark.parametrize(
+    "text",
+    [
+        "conv2d:1x128x512x512,128x128x3x3,s1,p1,f16,nhwc",
+        "conv2d:1x32x2x2,32x32x3x3,s1,p1x1x0x129,f16,nhwc",  # the bounding box of TMA is too wide
+    ],
+)
+def test_lines_that_do_not_fit_are_refused(text):
     with pytest.raises(ScheduleError, match="fit in shared memory"):
-        tc.build("conv2d:1x128x512x512,128x128x3x3,s1,p1,f16,nhwc", "halo_hopper", arch="sm_90")
+        tc.build(text, "halo_hopper", arch="sm_90")
+
+
+@pytest.mark.parametrize(
+    ("config", "message"),
+    [
+        ({"halo_stages": 1}, "one stage of halo rows only for one block"),  # a CTA waits for itself
+        ({"warpgroups": 3, "block_n": 224}, "registers of all threads fit"),  # ptxas: "Insufficient registers"
+    ],
+)
+def test_configs_that_cannot_run_are_refused(config, message):
+    with pytest.raises(KnobError, match=message):
+        tc.build("conv2d:1x64x16x16,256x64x3x3,s1,p1,f16,nhwc", "halo_hopper", arch="sm_90", config=SMALL | config)
+
+
+def test_defaults_of_long_lines_have_two_stages():
+    config = halo_config.HaloConfig.select_default(tc.parse("conv2d:1x256x470x470,128x256x3x3,s1,p1,f16,nhwc"))
+    assert config.halo_stages == 2
 
 
 def test_layers_with_many_pixels_are_searched():

@@ -50,6 +50,12 @@ class HaloPixels(HaloImage):
         strides = tuple(reversed(w.stride))
         return maps.make_im2col_map(w.storage, self.itemsize, extents, box, strides, corner, positions, swizzle_bytes)
 
+    @property
+    def has_bounding_box(self) -> bool:
+        """Whether the bounding box, which has the zeros behind lines and images, is in TMA's range."""
+        upper_corner = self.tensor_map(SWIZZLE_ROWS, box_channels=1, swizzle_bytes=0).upper_corner
+        return max(upper_corner) < maps.CORNER_LIMITS[self.w.spatial_ndim + 2]
+
     def locate_first_pixel(self, row: Expr) -> list[Expr]:
         """Return the coordinates of a halo row in the first plane, the innermost axis first, and its image."""
         w, coordinates = self.w, []

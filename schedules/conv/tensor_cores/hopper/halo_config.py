@@ -11,13 +11,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import numpy as np
 
 from tvmconv.arithmetic import ceil_div, round_up
-from tvmconv.target import (
-    H200,
-    MAX_REGISTERS_PER_THREAD,
-    REGISTERS_PER_MULTIPROCESSOR,
-    WARP_SIZE,
-    WARPGROUP_SIZE,
-)
+from tvmconv.target import H200, WARP_SIZE, WARPGROUP_SIZE
 from tvmconv.tensor_map import MAX_BOX_ELEMENTS, MAX_PIXELS
 from tvmconv.workloads import Conv, epilogue
 from tvmconv.workloads.dtypes import get_itemsize
@@ -27,7 +21,7 @@ from ...tile_config import Rule
 from ..gemm.halo_pixels import HaloPixels
 from ..implicit_gemm_shape import ACCUMULATOR_BYTES
 from ..latency_model import count_ctas_per_sm
-from .constraints import MAX_ACCUMULATORS, MAX_SHARED_BYTES
+from .constraints import MAX_ACCUMULATORS, MAX_SHARED_BYTES, limit_registers_per_thread
 from .tile_config import (
     BARRIER_BYTES,
     MAX_ACTIVE_CTAS,
@@ -93,14 +87,12 @@ class HaloConfig(EstimatedTileConfig):
         """Return the conditions on every config."""
         return [
             (f"at most {MAX_ACCUMULATORS} accumulators per thread", lambda t: t.num_accumulators <= MAX_ACCUMULATORS),
-            (
-                "the registers of all threads fit",
-                lambda t: (
-                    (t.registers <= MAX_REGISTERS_PER_THREAD)
-                    & (t.registers * t.num_threads <= REGISTERS_PER_MULTIPROCESSOR)
-                ),
-            ),
+            ("the registers of all threads fit", lambda t: t.registers <= limit_registers_per_thread(t.num_threads)),
             (f"a copy has at most {MAX_PIXELS} halo rows", lambda t: t.plane_rows <= MAX_PIXELS),
+            (
+                "there is one stage of halo rows only for one block of channels, as the next block fills another stage",
+                lambda t: (t.halo_stages > 1) | (t.num_blocks_k == 1),
+            ),
             (
                 "the CTAs of a cluster load equal parts of the filters, whole swizzle atoms",
                 lambda t: t.tile_filters % (8 * t.cluster_size) == 0,

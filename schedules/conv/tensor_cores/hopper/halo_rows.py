@@ -64,13 +64,14 @@ def has_halo_pixels(w: Conv) -> bool:
         and w.O * get_itemsize(w.storage) % VECTOR_BYTES == 0
         and sum(op.argument_kind == "output" for op in epilogue.get_ops(w.epilogue)) <= 1
         and HaloPixels(w).has_consecutive_planes
+        and HaloPixels(w).has_bounding_box
         and HaloConfig.has_config(w)
     )
 
 
 HALO_PIXELS = Requirement(
     "one group with a filter of several taps, multiples of 16 bytes of channels, a residual at most, and lines of "
-    "pixels that fit in shared memory",
+    "pixels that are in TMA's range and fit in shared memory",
     has_halo_pixels,
     lambda w: f"{w.groups} groups, filters of {math.prod(w.kernel)} taps × {w.C} × {w.O} channels",
 )
