@@ -5,7 +5,8 @@ from unittest import mock
 import emulate
 import numpy as np
 import pytest
-from tvmconv.builtin.conv.tensor_cores.hopper import halo_config
+from tvmconv.builtin.conv.tensor_cores.hopper import halo_pixel_config
+from tvmconv.builtin.conv.tensor_cores.hopper.halo_pixel_config import HaloConfig
 
 import tvmconv as tc
 from tvmconv import registry, schedule_definition
@@ -65,12 +66,16 @@ def test_all_taps_read_halo_rows(text, config):
     ],
 )
 def test_persistent_ctas_multiply_several_tiles(text, config):
-    caches = schedule_definition._declare_knobs, schedule_definition._make_space, halo_config.HaloConfig.select_default
+    caches = (
+        schedule_definition._declare_knobs,
+        schedule_definition._make_space,
+        HaloConfig.select_default,
+    )
     try:
-        with mock.patch.object(halo_config, "MAX_ACTIVE_CTAS", np.array([0, 2, 2])):
+        with mock.patch.object(halo_pixel_config, "MAX_ACTIVE_CTAS", np.array([0, 2, 2])):
             for cache in caches:
                 cache.cache_clear()
-            with mock.patch.object(halo_config, "count_ctas_per_sm", return_value=1):
+            with mock.patch.object(halo_pixel_config, "count_ctas_per_sm", return_value=1):
                 kernel = emulate.build_checked(text, "halo_hopper", SMALL | config)
         assert kernel.launch.grid[0] == 2
         assert find_races(kernel) == []
@@ -118,7 +123,7 @@ def test_configs_that_cannot_run_are_refused(config, message):
 
 
 def test_defaults_of_long_lines_have_two_stages():
-    config = halo_config.HaloConfig.select_default(tc.parse("conv2d:1x256x470x470,128x256x3x3,s1,p1,f16,nhwc"))
+    config = HaloConfig.select_default(tc.parse("conv2d:1x256x470x470,128x256x3x3,s1,p1,f16,nhwc"))
     assert config.halo_stages == 2
 
 

@@ -13,12 +13,10 @@ import functools
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
-from tvm.script import tirx as T  # noqa: N812  (TVM's own name for it)
-
 from tvmconv.workloads import Conv
 from tvmconv.workloads.epilogue import STATS
 
-from ....tir_builder import Buffer, Expr, declare_tensor_map, emit_call, emit_ptx, if_, to_uint32
+from ....tir_builder import Buffer, Expr, declare_tensor_map, if_, to_uint32
 from ..gemm.accumulators import Accumulators
 from ..gemm.channel_arguments import ChannelArguments
 from ..gemm.channel_stats import PartialStats, SubtileStats
@@ -32,15 +30,14 @@ from ..gemm.pipelines import (
     OrderedSequenceBarrier,
     PipelineState,
     TmaPipeline,
-    fence_barrier_init,
     sync_cluster_relaxed,
 )
 from ..gemm.plane_gather import PendingArrivals, PlaneGather, produce_by_gather
 from ..gemm.problem import make_fprop
+from ..gemm.prologue import BarrierOwner, emit_prologue
 from ..gemm.residue_epilogue import ResidueEpilogue
 from ..gemm.smem_layout import SWIZZLE_ALIGNMENT_BYTES, MatrixDescriptor
 from ..gemm.tile_scheduler import KRange, ResidueKRange, SlicedKRange, TileScheduler
-from ..gemm.tma import prefetch_tensor_maps
 from ..gemm.tma_epilogue import TmaEpilogue
 from ..gemm.tma_loaders import TapIterator
 from ..gemm.wgmma_mainloop import MnMajorTile, OperandTile
@@ -81,7 +78,9 @@ def emit_kernel(
         narrow = make_narrow_wave(plan, narrow_plan) if narrow_plan else None
         state = allocate_state(plan, cta, last_wave, narrow)
         plan = plan.keep_filters(state.smem)
-        emit_prologue(plan, state, maps)
+        tensor_maps = [*maps.operands, *reversed(maps.outputs)]
+        barrier_owners = list_barrier_owners(plan, state)
+        emit_prologue(cta.thread, barrier_owners, tensor_maps, plan.roles.consumer_threads, cta.cluster)
         plan = replace(plan, ops=plan.ops.bind_tensor_args(arguments, uses_registers=True))
         accumulators = plan.allocate_accumulators()
         epilogue = None if plan.reduction else make_epilogue(plan, state, maps.outputs, arguments, stats)
@@ -211,26 +210,16 @@ def allocate_state(
     return CtaState(cta, tiles, smem, pipeline, epilogue_pipeline, stage, epilogue_stage, order, last_wave, narrow)
 
 
-def emit_prologue(plan: KernelPlan, state: CtaState, maps: TensorMaps) -> None:
-    """Initialize the barriers and wait for the results of the previous launch."""
-    thread = state.cta.thread
-    with if_(thread.thread == plan.roles.consumer_threads):  # the producer prefetches during the initialization
-        prefetch_tensor_maps([*maps.operands, *reversed(maps.outputs)])
-    with if_(thread.thread == 0):
-        state.pipeline.init_barriers()
-        if plan.loads_residual:
-            state.epilogue_pipeline.init_barriers()
-        if state.order:
-            state.order.init_barriers()
-        if plan.mainloop.resident_filters:
-            plan.mainloop.resident_filters.init_barrier()
-        fence_barrier_init()
-    if state.cta.cluster.size > 1:
-        sync_cluster_relaxed()
-    else:
-        emit_call(T.cuda.cta_sync())
-    emit_ptx("griddepcontrol.wait")
-    emit_ptx("griddepcontrol.launch_dependents")
+def list_barrier_owners(plan: KernelPlan, state: CtaState) -> list[BarrierOwner]:
+    """Return what has barriers, in the order in which they are initialized."""
+    owners: list[BarrierOwner] = [state.pipeline]
+    if plan.loads_residual:
+        owners.append(state.epilogue_pipeline)
+    if state.order:
+        owners.append(state.order)
+    if plan.mainloop.resident_filters:
+        owners.append(plan.mainloop.resident_filters)
+    return owners
 
 
 def make_epilogue(
