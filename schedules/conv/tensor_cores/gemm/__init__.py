@@ -6,8 +6,8 @@ A kernel is composed from value objects with explicit arguments; none of them kn
 - `smem_layout`: a swizzled tile in shared memory, and the matrix descriptor of a wgmma operand.
 - `problem`: which tensor of a convolution is operand A, B and C, how it is loaded, and its major mode.
 - `tma`, `tma_loaders`: TMA copies, and the tensors that they read as rows × (tap, channel).
-- `halo_image`: pixels that all taps of a filter share. `halo_loader` and `halo_transpose` transpose channels-first ones,
-  and `halo_pixels` has channels-last ones, which TMA copies.
+- `halo_image`: pixels that all taps of a filter share. `halo_loader` and `halo_transpose` transpose them if they are
+  channels first, and `halo_pixels` has those that are channels last, which TMA copies.
 - `cp_async`: asynchronous copies of single vectors.
 - `pipelines`: circular buffers of stages with full and empty barriers.
 - `cta`, `tile_scheduler`: a CTA and its threads, its work tiles, and the cluster that it belongs to.

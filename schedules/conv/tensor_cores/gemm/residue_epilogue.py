@@ -20,7 +20,6 @@ from ....tir_builder import (
     Expr,
     allocate,
     choose_offset_dtype,
-    emit_ptx,
     if_,
     load_global,
     load_shared,
@@ -31,7 +30,7 @@ from ....tir_builder import (
     to_offset,
 )
 from ..implicit_gemm_shape import ImplicitGemmShape
-from .atoms import ThreadPosition
+from .atoms import ThreadPosition, sync_warp
 from .channel_arguments import ChannelArguments
 from .epilogue_ops import EpilogueOps
 from .epilogue_tile import EpilogueTile
@@ -118,7 +117,7 @@ class ResidueEpilogue(TmaEpilogue):
             self._locate_rows(tile, thread, warpgroup, m_atom)
             for n_idx in range(epilogue_tile.subtiles_n):
                 accesses = list(zip(self._vectors, addresses, self._list_vectors(tile, thread, n_idx), strict=True))
-                _sync_warp()
+                sync_warp()
                 if self._residual is not None:
                     for vector, _, (index, is_inside) in accesses:
                         with if_(is_inside):
@@ -126,9 +125,9 @@ class ResidueEpilogue(TmaEpilogue):
                     for vector, address, (_, is_inside) in accesses:
                         with if_(is_inside):
                             store_shared(address, vector, CHUNK_BYTES)
-                    _sync_warp()
+                    sync_warp()
                 self._copy_to_smem(accumulators, m_atom, n_idx, buffer, thread)
-                _sync_warp()
+                sync_warp()
                 for vector, address, _ in accesses:
                     load_shared(vector, address, CHUNK_BYTES)
                 for vector, _, (index, is_inside) in accesses:
@@ -175,7 +174,3 @@ class ResidueEpilogue(TmaEpilogue):
             (self._indices[i] + first_column, logical_and(is_column, self._indices[i] >= 0))
             for i in range(self._passes)
         ]
-
-
-def _sync_warp() -> None:
-    emit_ptx("bar.warp.sync", T.uint32(0xFFFFFFFF))

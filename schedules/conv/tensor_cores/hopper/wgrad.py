@@ -7,8 +7,8 @@ im2col mode at the tap of the box, and `wgmma` transposes them.
 Output tiles are few and the reduction is long, so the knob `parts` divides the pixels among CTAs. To the kernel the
 parts are groups: each is a product of its own, whose float32 sums TMA stores to a workspace. The parts of each group of
 the convolution follow one another. A second kernel adds the parts in order and rounds once, so that results are the
-same bits in every run. A single part needs neither: the kernel stores dK, and CTAs of a cluster may split its reduction
-(`split_k`), which they add up in shared memory.
+same bits in every run. A single part needs neither: the kernel stores dK itself. CTAs of a cluster either split the
+reduction of a part (`split_k`), and add up their sums in shared memory, or share operands.
 """
 
 from __future__ import annotations
