@@ -33,7 +33,8 @@ from ..gemm.workspace_reduction import OutputVector, WorkspaceReduction
 from ..implicit_gemm_shape import VECTOR_BYTES, ImplicitGemmShape
 from .kernel import emit_kernel
 from .tma_requirements import can_load_by_tma, has_narrow_rows, is_promising
-from .wgrad_product import choose_columns_per_tap, declare_knobs, list_best_configs, make_family, stores_result
+from .wgrad_knobs import declare_knobs, list_best_configs
+from .wgrad_product import choose_columns_per_tap, make_family, stores_result
 
 DTYPES = ("float16", "bfloat16")  # wgmma transposes operands of 16 bits only
 REDUCTION_THREADS, REDUCTION_CHANNELS = 64, 4  # threads per CTA, and channels per thread, of the sum of parts
