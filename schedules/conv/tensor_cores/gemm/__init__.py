@@ -17,7 +17,7 @@ A kernel is composed from value objects with explicit arguments; none of them kn
 - `epilogue_ops`, `channel_arguments`: the operations on accumulators, and their arguments.
 - `tma_epilogue`, `channels_first_epilogue`, `staged_epilogue`: the store of a tile.
 - `filter_rows_epilogue`: the store of a tile whose rows are filters.
-- `residue_epilogue`, `filter_rows_pixels`: the stores of tiles whose pixels are not neighbours in the output.
+- `scatter_epilogue`, `filter_rows_scatter_epilogue`: the stores of tiles whose pixels are not neighbours in the output.
 - `residue_classes`: the pixels of a strided dgrad, by the taps that reach them.
 - `cluster_reduction`, `column_reduction`, `workspace_reduction`: sums of a reduction that several CTAs share.
 - `last_wave`: tiles of the last wave, which several CTAs divide.

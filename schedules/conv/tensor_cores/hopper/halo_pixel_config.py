@@ -38,11 +38,11 @@ if TYPE_CHECKING:
 
 NUM_LOADER_WARPS = 2  # the first loads filters, the second one pixels
 PIXELS, FILTERS = "pixels", "filters"  # rows of the product
-BLOCK_N_CHOICES = (16, 32, 48, 64, 80, 96, 112, 128, 144, 160, 176, 192, 208, 224, 240, 256)
-MIN_COLUMNS = 16  # of an instruction, in the options
+BLOCK_N_CHOICES = tuple(range(16, 257, 16))
+MIN_COLUMNS = BLOCK_N_CHOICES[0]  # columns of the narrowest tile
 STAGED_FILTERS = 64  # filters of a subtile of the output, if they are the rows of the product
-# Rates of an SM per clock, approximately, of an H200: multiply-adds of 16 bits, bytes of shared memory that wgmma reads
-# and TMA writes, bytes that TMA copies from L2 while all SMs do, and its share of the global memory's bandwidth.
+# Approximate rates of an SM of an H200 per clock: multiply-adds of 16 bits, bytes of shared memory that wgmma reads and
+# TMA writes, bytes that TMA copies from L2 while all SMs do, and bytes of its share of the global memory's bandwidth.
 MACS_PER_CLOCK, SMEM_BYTES_PER_CLOCK, COPIED_BYTES_PER_CLOCK, MEMORY_BYTES_PER_CLOCK = 2048, 128, 40, 16
 # Cycles of the stores of a wgmma's tile per 128 columns, of the barriers of a tap, and of a launch.
 EPILOGUE_CYCLES, TAP_CYCLES, START_CYCLES = 700, 40, 3000
@@ -50,7 +50,7 @@ EPILOGUE_CYCLES, TAP_CYCLES, START_CYCLES = 700, 40, 3000
 
 @dataclass(frozen=True)
 class HaloConfig(EstimatedTileConfig):
-    """One config, or many configs as columns."""
+    """One config of `halo_hopper`, or many configs as columns."""
 
     TILE_KNOBS: ClassVar[tuple[str, ...]] = ("rows", "warpgroups", "wgmma_m_tiles", "block_n")
     # 293 kernels of 23 layers on an H200 took 0.77 to 1.53 times their estimate at the boost clock of an H100, and 1.04

@@ -32,12 +32,12 @@ from ..gemm.cta import Cta, allocate_smem, open_cta
 from ..gemm.epilogue_ops import EpilogueOps
 from ..gemm.epilogue_tile import EpilogueTile
 from ..gemm.filter_rows_epilogue import FilterArguments, FilterRowsEpilogueTile
-from ..gemm.filter_rows_pixels import SUBTILE_PIXELS, FilterRowsPixelEpilogue
+from ..gemm.filter_rows_scatter_epilogue import SUBTILE_PIXELS, FilterRowsScatterEpilogue
 from ..gemm.halo_pixels import HaloPixels, HaloPixelsMainloop
 from ..gemm.pipelines import PipelineState, TmaPipeline, sync_cluster_relaxed
 from ..gemm.problem import Operand
 from ..gemm.prologue import emit_prologue
-from ..gemm.residue_epilogue import ResidueEpilogue
+from ..gemm.scatter_epilogue import ScatterEpilogue
 from ..gemm.smem_layout import SWIZZLE_ALIGNMENT_BYTES, SmemLayout
 from ..gemm.tile_scheduler import Cluster, KRange, TileScheduler
 from ..gemm.tma_loaders import FilterMatrix
@@ -180,7 +180,7 @@ def make_pipelines(
 
 def make_epilogue(
     config: HaloConfig, mainloop: HaloPixelsMainloop, arguments: dict[str, Buffer], smem: Expr, thread: ThreadPosition
-) -> ResidueEpilogue | FilterRowsPixelEpilogue:
+) -> ScatterEpilogue | FilterRowsScatterEpilogue:
     """Return the epilogue, which stores the pixels of halo rows."""
     w, warpgroups, atom, m_atoms = config.w, int(config.warpgroups), mainloop.atom, mainloop.m_atoms
     ops = EpilogueOps.from_workload(w).bind_tensor_args(arguments, uses_registers=True)
@@ -191,7 +191,7 @@ def make_epilogue(
         row_bytes = SUBTILE_PIXELS * get_itemsize(w.storage)
         rows_tile = FilterRowsEpilogueTile(atom, m_atoms, warpgroups, w.storage, row_bytes, stages=1)
         filters = FilterArguments(ops.channel_args, arguments, rows_tile, w.O, is_exact, thread.warpgroup)
-        return FilterRowsPixelEpilogue(rows_tile, ops, filters, stages, arguments, mainloop.pixels)
+        return FilterRowsScatterEpilogue(rows_tile, ops, filters, stages, arguments, mainloop.pixels)
     channels = ChannelArguments(
         *(ops.channel_args, arguments, int(config.block_n), w.O, is_exact),
         smem + to_uint32(int(config.channel_args_offset_bytes)),
@@ -199,11 +199,11 @@ def make_epilogue(
     )
     tile = EpilogueTile(atom, m_atoms, warpgroups, w.storage, int(config.epilogue_row_bytes), stages=1)
     shape = ImplicitGemmShape.from_workload(w)
-    return ResidueEpilogue(tile, ops, channels, stages, arguments, mainloop.pixels, shape, is_exact)
+    return ScatterEpilogue(tile, ops, channels, stages, arguments, mainloop.pixels, shape, is_exact)
 
 
 def emit_consumer(
-    mainloop: HaloPixelsMainloop, state: HaloPixelsCta, epilogue: ResidueEpilogue | FilterRowsPixelEpilogue
+    mainloop: HaloPixelsMainloop, state: HaloPixelsCta, epilogue: ScatterEpilogue | FilterRowsScatterEpilogue
 ) -> None:
     """Multiply and store work tiles; run by all threads of the warpgroups."""
     thread, pipelines, stages = state.cta.thread, (state.halo, state.filters), (state.halo_stage, state.filter_stage)

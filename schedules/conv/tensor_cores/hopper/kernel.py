@@ -35,7 +35,7 @@ from ..gemm.pipelines import (
 from ..gemm.plane_gather import PendingArrivals, PlaneGather, produce_by_gather
 from ..gemm.problem import make_fprop
 from ..gemm.prologue import BarrierOwner, emit_prologue
-from ..gemm.residue_epilogue import ResidueEpilogue
+from ..gemm.scatter_epilogue import ScatterEpilogue
 from ..gemm.smem_layout import SWIZZLE_ALIGNMENT_BYTES, MatrixDescriptor
 from ..gemm.tile_scheduler import KRange, ResidueKRange, SlicedKRange, TileScheduler
 from ..gemm.tma_epilogue import TmaEpilogue
@@ -248,7 +248,7 @@ def make_epilogue(
     if plan.channels_first_output:
         return ChannelsFirstEpilogue(*layers, arguments, plan.channels_first_output, plan.has_exact_tiles)
     if plan.problem.residues and shape.residues > 1:
-        return ResidueEpilogue(*layers, arguments, plan.problem.residues, shape, plan.has_exact_tiles[1])
+        return ScatterEpilogue(*layers, arguments, plan.problem.residues, shape, plan.has_exact_tiles[1])
     subtile_stats = SubtileStats(stats, plan.epilogue_tile, shape.n, is_exact) if stats else None
     return TmaEpilogue(*layers, output_maps, subtile_stats)
 
@@ -316,7 +316,7 @@ def emit_consumer(plan: KernelPlan, state: CtaState, accumulators: Accumulators,
     mainloop, cta, thread, order = plan.mainloop, state.cta, state.cta.thread, state.order
     descriptors = MatrixDescriptor("a", mainloop.a.layout), MatrixDescriptor("b", mainloop.b.layout)
     first, step, warpgroup = (thread.warpgroup, order.num_warpgroups, 0) if order else (0, 1, thread.warpgroup)
-    zeros_epilogue = epilogue if isinstance(epilogue, ResidueEpilogue) and epilogue.stores_zeros else None
+    zeros_epilogue = epilogue if isinstance(epilogue, ScatterEpilogue) and epilogue.stores_zeros else None
 
     if plan.config.k_slices > 1:
         warpgroup = thread.warpgroup % plan.config.warpgroups_per_tile
