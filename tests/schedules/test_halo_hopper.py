@@ -122,6 +122,12 @@ def test_configs_that_cannot_run_are_refused(config, message):
         tc.build("conv2d:1x64x16x16,256x64x3x3,s1,p1,f16,nhwc", "halo_hopper", arch="sm_90", config=SMALL | config)
 
 
+@pytest.mark.parametrize("channels", [8, 40, 48, 64])  # 48 fill neither a row of 64 bytes nor one of 128
+def test_layers_of_any_channels_have_starting_configs(channels):
+    w = tc.parse(f"conv2d:32x{channels}x20x20,64x{channels}x3x3,s1,p1,f16,nhwc")
+    assert registry.find_schedule(w, "halo_hopper").list_starting_configs(w)
+
+
 def test_defaults_of_long_lines_have_two_stages():
     config = HaloConfig.select_default(tc.parse("conv2d:1x256x470x470,128x256x3x3,s1,p1,f16,nhwc"))
     assert config.halo_stages == 2

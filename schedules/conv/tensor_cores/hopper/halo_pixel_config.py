@@ -26,7 +26,6 @@ from .tile_config import (
     BARRIER_BYTES,
     MAX_ACTIVE_CTAS,
     MAX_EPILOGUE_ROW_BYTES,
-    MAX_SWIZZLE_BYTES,
     MIN_SWIZZLE_BYTES,
     OVERHEAD_REGISTERS,
     SWIZZLE_ALIGNMENT_BYTES,
@@ -36,6 +35,7 @@ from .tile_config import (
 if TYPE_CHECKING:
     from typing_extensions import Self
 
+SWIZZLE_BYTES = (128, 64, MIN_SWIZZLE_BYTES)
 NUM_LOADER_WARPS = 2  # the first loads filters, the second one pixels
 PIXELS, FILTERS = "pixels", "filters"  # rows of the product
 BLOCK_N_CHOICES = tuple(range(16, 257, 16))
@@ -76,7 +76,7 @@ class HaloConfig(EstimatedTileConfig):
             "warpgroups": (1, 2, 3),
             "wgmma_m_tiles": (1, 2),
             "block_n": BLOCK_N_CHOICES,
-            "block_k_bytes": [n for n in (128, 64, 32) if n <= max(channel_bytes, MIN_SWIZZLE_BYTES)],
+            "block_k_bytes": [n for n in SWIZZLE_BYTES if n <= max(channel_bytes, MIN_SWIZZLE_BYTES)],
             "halo_stages": (2, 3, 1),  # of equal estimates, the first option is the default
             "stages": (6, 4, 3, 2),
             "cluster_size": (1, 2),
@@ -112,8 +112,8 @@ class HaloConfig(EstimatedTileConfig):
             ("halo rows are loaded ahead", lambda t: (t.halo_stages > 1) | (t.ctas_per_sm > 1)),
             ("clusters have several tiles", lambda t: (t.cluster_size == 1) | (t.num_tiles >= H200.multiprocessors)),
             (
-                "blocks of channels fill the rows of shared memory",
-                lambda t: t.block_k_bytes == min(MAX_SWIZZLE_BYTES, w.C * get_itemsize(w.storage) // 32 * 32),
+                "blocks have as many channels as possible",
+                lambda t: t.block_k_bytes == max(cls.list_options(w)["block_k_bytes"]),
             ),
         ]
 
