@@ -78,9 +78,8 @@ def emit_kernel(
         narrow = make_narrow_wave(plan, narrow_plan) if narrow_plan else None
         state = allocate_state(plan, cta, last_wave, narrow)
         plan = plan.keep_filters(state.smem)
-        tensor_maps = [*maps.operands, *reversed(maps.outputs)]
-        barrier_owners = list_barrier_owners(plan, state)
-        emit_prologue(cta.thread, barrier_owners, tensor_maps, plan.roles.consumer_threads, cta.cluster)
+        barrier_owners, first_loader = list_barrier_owners(plan, state), plan.roles.consumer_threads
+        emit_prologue(cta.thread, barrier_owners, maps.list_prefetched(), first_loader, cta.cluster)
         plan = replace(plan, ops=plan.ops.bind_tensor_args(arguments, uses_registers=True))
         accumulators = plan.allocate_accumulators()
         epilogue = None if plan.reduction else make_epilogue(plan, state, maps.outputs, arguments, stats)
@@ -124,6 +123,10 @@ class TensorMaps:
 
     operands: Sequence[Expr]  # those of A and B, if TMA loads them, and of cached frames
     outputs: Sequence[Expr]  # those of the output and of a residual, if TMA accesses them
+
+    def list_prefetched(self) -> list[Expr]:
+        """Return all of them, those that are used first in front."""
+        return [*self.operands, *reversed(self.outputs)]
 
 
 def declare_tensor_maps(plan: KernelPlan, arguments: dict[str, Buffer], prefix: str = "") -> TensorMaps:

@@ -17,7 +17,8 @@ from ...tile_config import Rule, declare_choices
 from ..implicit_gemm_shape import ImplicitGemmShape
 from .candidates import WIDE_BOX, list_best
 from .constraints import MIN_BOX_COLUMNS, count_equal_registers, prune_narrow_boxes
-from .knobs import MAX_LATENCY_RATIO, STARTING_TILES
+from .knobs import MAX_LATENCY_RATIO
+from .starting_configs import STARTING_TILES
 from .tile_config import (
     COOPERATIVE,
     COOPERATIVE_SETMAXNREG,
