@@ -5,6 +5,7 @@ from unittest import mock
 import emulate
 import numpy as np
 import pytest
+from cubins import check_spills, needs_nvrtc
 from tvmconv.builtin.conv.tensor_cores.hopper import halo_pixel_config
 from tvmconv.builtin.conv.tensor_cores.hopper.halo_pixel_config import HaloConfig
 
@@ -126,6 +127,11 @@ def test_configs_that_cannot_run_are_refused(config, message):
 def test_layers_of_any_channels_have_starting_configs(channels):
     w = tc.parse(f"conv2d:32x{channels}x20x20,64x{channels}x3x3,s1,p1,f16,nhwc")
     assert registry.find_schedule(w, "halo_hopper").list_starting_configs(w)
+
+
+@needs_nvrtc
+def test_defaults_compile_without_spills():
+    check_spills(tc.parse(f"{LAYER},bias,silu,add"), "halo_hopper", "sm_90")
 
 
 def test_defaults_of_long_lines_have_two_stages():
