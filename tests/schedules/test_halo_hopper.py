@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from cubins import check_spills, needs_nvrtc
 from tvmconv.builtin.conv.tensor_cores.hopper import halo_pixel_config
-from tvmconv.builtin.conv.tensor_cores.hopper.halo_pixel_config import HaloConfig
+from tvmconv.builtin.conv.tensor_cores.hopper.halo_pixel_config import HaloPixelConfig
 
 import tvmconv as tc
 from tvmconv import registry, schedule_definition
@@ -70,7 +70,7 @@ def test_persistent_ctas_multiply_several_tiles(text, config):
     caches = (
         schedule_definition._declare_knobs,
         schedule_definition._make_space,
-        HaloConfig.select_default,
+        HaloPixelConfig.select_default,
     )
     try:
         with mock.patch.object(halo_pixel_config, "MAX_ACTIVE_CTAS", np.array([0, 2, 2])):
@@ -135,7 +135,7 @@ def test_defaults_compile_without_spills():
 
 
 def test_defaults_of_long_lines_have_two_stages():
-    config = HaloConfig.select_default(tc.parse("conv2d:1x256x470x470,128x256x3x3,s1,p1,f16,nhwc"))
+    config = HaloPixelConfig.select_default(tc.parse("conv2d:1x256x470x470,128x256x3x3,s1,p1,f16,nhwc"))
     assert config.halo_stages == 2
 
 

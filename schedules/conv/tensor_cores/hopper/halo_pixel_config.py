@@ -49,7 +49,7 @@ EPILOGUE_CYCLES, TAP_CYCLES, START_CYCLES = 700, 40, 3000
 
 
 @dataclass(frozen=True)
-class HaloConfig(EstimatedTileConfig):
+class HaloPixelConfig(EstimatedTileConfig):
     """One config of `halo_hopper`, or many configs as columns."""
 
     TILE_KNOBS: ClassVar[tuple[str, ...]] = ("rows", "warpgroups", "wgmma_m_tiles", "block_n")

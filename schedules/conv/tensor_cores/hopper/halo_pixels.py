@@ -43,7 +43,7 @@ from ..gemm.tile_scheduler import Cluster, KRange, TileScheduler
 from ..gemm.tma_loaders import FilterMatrix
 from ..gemm.wgmma_mainloop import OperandTile
 from ..implicit_gemm_shape import VECTOR_BYTES, ImplicitGemmShape
-from .halo_pixel_config import HaloConfig
+from .halo_pixel_config import HaloPixelConfig
 from .schedule import WIDE_DTYPES
 from .tma_requirements import can_load_by_tma, has_large_output, is_promising
 
@@ -64,7 +64,7 @@ def has_halo_pixels(w: Conv) -> bool:
         and sum(op.argument_kind == "output" for op in get_ops(w.epilogue)) <= 1
         and HaloPixels(w).has_consecutive_planes
         and HaloPixels(w).has_bounding_box
-        and HaloConfig.has_config(w)
+        and HaloPixelConfig.has_config(w)
     )
 
 
@@ -88,22 +88,22 @@ def is_worth_trying(w: Conv) -> bool:
 @schedule(
     *("conv1d", "conv2d", "conv3d"),
     dtypes=WIDE_DTYPES,
-    usage=HaloConfig.compute_usage,
+    usage=HaloPixelConfig.compute_usage,
     condition=all_of(CHANNELS_LAST_LAYOUT, HALO_PIXELS),
     search_if=is_worth_trying,
-    starting_configs=HaloConfig.list_starting_configs,
+    starting_configs=HaloPixelConfig.list_starting_configs,
     device_kinds=("cuda",),
     exact_arch=90,
 )
 def halo_hopper(s: Schedule, w: Conv, k: Knobs) -> Schedule:
     """Copy pixels with zeros between their lines once for all taps, and multiply them by streamed filters."""
-    config = HaloConfig.declare_knobs(w, k)
+    config = HaloPixelConfig.declare_knobs(w, k)
     built = build_schedule(w, lambda arguments: emit_kernel(config, arguments))
     disable_buffer_reuse(built)  # TVM does not see the accesses of TMA
     return built
 
 
-def make_mainloop(config: HaloConfig) -> HaloPixelsMainloop:
+def make_mainloop(config: HaloPixelConfig) -> HaloPixelsMainloop:
     """Return the mainloop of a config."""
     w, row_bytes, block_k = config.w, int(config.block_k_bytes), int(config.block_k)
     tile_filters, loaded_filters = int(config.tile_filters), int(config.tile_filters) // int(config.cluster_size)
@@ -127,7 +127,7 @@ class HaloPixelsCta:
     filter_stage: PipelineState  # stage of filters that a thread fills or reads next
 
 
-def emit_kernel(config: HaloConfig, arguments: dict[str, Buffer]) -> None:
+def emit_kernel(config: HaloPixelConfig, arguments: dict[str, Buffer]) -> None:
     """Emit the kernel."""
     mainloop, cluster_size = make_mainloop(config), int(config.cluster_size)
     consumer_warps = int(config.warpgroups) * (WARPGROUP_SIZE // WARP_SIZE)
@@ -153,7 +153,7 @@ def emit_kernel(config: HaloConfig, arguments: dict[str, Buffer]) -> None:
             sync_cluster_relaxed()
 
 
-def make_tiles(config: HaloConfig, cluster: Cluster) -> TileScheduler:
+def make_tiles(config: HaloPixelConfig, cluster: Cluster) -> TileScheduler:
     """Return the scheduler of work tiles, of which consecutive ones have the same pixels."""
     extents, block, raster_order = (config.image.num_rows, config.w.O), (int(config.block_m), int(config.block_n)), "n"
     if config.has_filter_rows:
@@ -162,7 +162,7 @@ def make_tiles(config: HaloConfig, cluster: Cluster) -> TileScheduler:
 
 
 def make_pipelines(
-    config: HaloConfig, mainloop: HaloPixelsMainloop, smem: Expr, cluster: Cluster
+    config: HaloPixelConfig, mainloop: HaloPixelsMainloop, smem: Expr, cluster: Cluster
 ) -> tuple[TmaPipeline, TmaPipeline]:
     """Return the pipelines of halo rows and of filters."""
     halo_stages, warpgroups = int(config.halo_stages), int(config.warpgroups)
@@ -179,7 +179,11 @@ def make_pipelines(
 
 
 def make_epilogue(
-    config: HaloConfig, mainloop: HaloPixelsMainloop, arguments: dict[str, Buffer], smem: Expr, thread: ThreadPosition
+    config: HaloPixelConfig,
+    mainloop: HaloPixelsMainloop,
+    arguments: dict[str, Buffer],
+    smem: Expr,
+    thread: ThreadPosition,
 ) -> ScatterEpilogue | FilterRowsScatterEpilogue:
     """Return the epilogue, which stores the pixels of halo rows."""
     w, warpgroups, atom, m_atoms = config.w, int(config.warpgroups), mainloop.atom, mainloop.m_atoms
