@@ -9,7 +9,7 @@ from .tensor_cores import hopper  # noqa: F401
 from .tensor_cores.grouped import fprop as grouped_mma_sync  # noqa: F401  (before `mma_sync`, which is slower there)
 from .tensor_cores import mma_sync  # noqa: F401
 from .tensor_cores import upsample  # noqa: F401
-from .tensor_cores.hopper import filter_rows, halo_rows, tap_columns, windows  # noqa: F401
+from .tensor_cores.hopper import filter_rows, halo_pixels, tap_columns, windows  # noqa: F401
 from .tensor_cores.grouped import dgrad as grouped_dgrad_mma_sync, wgrad as grouped_wgrad_mma_sync  # noqa: F401
 from .tensor_cores.depthwise import (  # noqa: F401
     dgrad as depthwise_dgrad_mma_sync,

@@ -9,7 +9,7 @@ from cubins import needs_nvrtc, space_of
 from nasty import PATCHES
 from pairs import in_pairs
 from small_tiles import SMALL, build_checked, built, few_multiprocessors
-from tvmconv.builtin.conv.tensor_cores.hopper import knobs
+from tvmconv.builtin.conv.tensor_cores.hopper import starting_configs, tile_config
 from tvmconv.builtin.conv.tensor_cores.hopper.knobs import declare_knobs
 from tvmconv.builtin.conv.tensor_cores.hopper.tma_requirements import WGMMA_K_BYTES
 from tvmconv.builtin.conv.tensor_cores.space_to_depth import fold_filter_row_into_channels, split_filter_height
@@ -152,7 +152,7 @@ def test_large_outputs_start_a_search_in_each_kernel_schedule():
         for c in configs
         if (c["decomposition"], c.get("output_eviction"), c.get("filters")) == ("data_parallel", None, None)
     ]
-    assert whole == list(knobs.STARTING_KERNEL_SCHEDULES)
+    assert whole == list(starting_configs.STARTING_KERNEL_SCHEDULES)
     assert space.is_legal(np.stack([space.project(config) for config in configs])).all()
     assert len({space.project(config).tobytes() for config in configs}) == len(configs)
     just_beyond_whole_waves = tc.parse("conv2d:32x256x40x40,128x256x3x3,s1,p1,f16,nhwc")
@@ -176,7 +176,7 @@ def test_ping_pong_is_a_default_and_never_the_value_of_older_configs():
         assert declare_knobs(w, k).kernel_schedule == k.config["kernel_schedule"] == expected
         assert space.config_from_point(space.point_from_config(config))["kernel_schedule"] == expected
         assert space.config_from_point(space.project(config))["kernel_schedule"] == expected
-    for kernel_schedule in knobs.KERNEL_SCHEDULES:  # the other knobs have defaults that suit it
+    for kernel_schedule in tile_config.KERNEL_SCHEDULES:  # the other knobs have defaults that suit it
         assert schedule.apply(w, {"kernel_schedule": kernel_schedule})[1].config["kernel_schedule"] == kernel_schedule
 
 
@@ -190,4 +190,4 @@ def test_mutations_lead_from_each_kernel_schedule_to_another():
         mutated = Mutator(space).mutate(np.repeat(point[None], 4000, axis=0), np.random.default_rng(0))
         options = mutated[space.is_legal(mutated)][:, position]
         reached |= {(config["kernel_schedule"], other) for other in set(options.tolist()) - {int(point[position])}}
-    assert {start for start, _ in reached} == set(knobs.KERNEL_SCHEDULES)
+    assert {start for start, _ in reached} == set(tile_config.KERNEL_SCHEDULES)

@@ -8,7 +8,7 @@ import pytest
 from cubins import needs_nvrtc
 from small_tiles import SMALL, built, few_multiprocessors
 from tvmconv.builtin.conv.tensor_cores.gemm import pipelines
-from tvmconv.builtin.conv.tensor_cores.hopper import knobs, wgrad_product
+from tvmconv.builtin.conv.tensor_cores.hopper import knobs, wgrad_knobs, wgrad_product
 from tvmconv.builtin.conv.tensor_cores.hopper.tile_config import HopperTileConfig
 from tvmconv.builtin.conv.tensor_cores.implicit_gemm_shape import ImplicitGemmShape
 
@@ -230,7 +230,7 @@ def test_registers_are_moved_between_producer_and_consumers(config, epilogue, re
     ],
 )
 def test_ctas_compute_several_tiles_of_a_wgrad(text, config):
-    caches = wgrad_product.make_family, wgrad_product.list_best_configs
+    caches = wgrad_product.make_family, wgrad_knobs.list_best_configs
     for cache in caches:
         cache.cache_clear()
     check(text, {"parts": 1, **config}, multiprocessors=5)

@@ -53,6 +53,12 @@ def test_sums_in_registers_compute_gradients_of_weights(text, config):
     assert (used.threads[0], used.blocks[0]) in launches
 
 
+def test_wgrads_of_few_pixels_have_configs_to_search():
+    w = tc.parse("conv1d_wgrad:4x40x49,72x40x1,s1,p0,bf16,nhwc,add")
+    space = registry.find_schedule(w, "pointwise_mma_sync").space(w)
+    assert space.is_legal(space.project(space.default)[None])[0]
+
+
 @pytest.mark.parametrize("stages", [0, 2])
 def test_warps_compute_several_tiles(stages):
     config = {"pixel_octets": 1, "warps": 2, "max_ctas": 132, "stages": stages}

@@ -42,15 +42,14 @@ from ...tir_builder import (
 )
 from ..estimated_config import EstimatedTileConfig
 from ..reduction import FLOAT_DTYPES
-from ..tensor_cores.gemm.atoms import ThreadPosition
-from ..tensor_cores.gemm.channel_stats import ALL_LANES
+from ..tensor_cores.gemm.atoms import ThreadPosition, add_across_lanes
 from ..tensor_cores.gemm.cta import allow_dependent_launch, open_cta
 from ..tensor_cores.gemm.epilogue_ops import EpilogueOps, apply_to_vector
 from ..tensor_cores.hopper.tma_requirements import is_pixel_matrix
 from ..tensor_cores.implicit_gemm_shape import VECTOR_BYTES
 from ..tile_config import Rule
 
-MAX_FILTERS = 4
+NUM_FILTERS = (1, 2, 4)  # whose outputs of a pixel are one vector
 MAX_LANE_WEIGHTS, MAX_LANE_VECTORS = 64, 16  # registers of weights, and vectors of pixels that a lane loads at a time
 OVERHEAD_REGISTERS, MAX_REGISTERS = 40, 168
 # Rates of an SM per clock, approximately: its share of the memory's bytes, and of the instructions of its schedulers.
@@ -96,7 +95,12 @@ class DotConfig(EstimatedTileConfig):
     @classmethod
     def list_pruned(cls, w: Conv) -> list[Rule]:
         """Return the conditions on configs that are worth a search."""
-        return [("there are pixels for all CTAs", lambda t: (t.num_blocks == t.max_ctas) | (t.max_ctas <= 132))]
+        return [
+            (
+                "there are pixels for all CTAs",
+                lambda t: (t.num_blocks == t.max_ctas) | (t.max_ctas <= H200.multiprocessors),
+            )
+        ]
 
     @property
     def itemsize(self) -> int:
@@ -198,14 +202,14 @@ def has_few_filters(w: Conv) -> bool:
         and not w.has_large_tensors
         and not w.returns_stats
         and w.argument_dtypes[-1] == w.storage
-        and w.O in (1, 2, MAX_FILTERS)
+        and w.O in NUM_FILTERS
         and w.C * get_itemsize(w.storage) % VECTOR_BYTES == 0
         and DotConfig(w, 1, 1, 1).lane_weights <= MAX_LANE_WEIGHTS
     )
 
 
 FEW_FILTERS = Requirement(
-    f"1, 2 or {MAX_FILTERS} filters of one tap without a stride, and channels that are multiples of 16 bytes",
+    "1, 2 or 4 filters of one tap without a stride, and channels that are multiples of 16 bytes",
     has_few_filters,
     lambda w: f"filters of {math.prod(w.kernel)} taps × {w.C} × {w.O} channels",
 )
@@ -322,10 +326,7 @@ class PixelLanes:
             for o in range(config.w.O):
                 total, distance = step * config.w.O + o, 1
                 while distance < config.lanes:
-                    other = T.tvm_warp_shuffle_xor(
-                        T.uint32(ALL_LANES), self.sums[total], distance, WARP_SIZE, WARP_SIZE
-                    )
-                    store(self.sums, total, self.sums[total] + other)
+                    store(self.sums, total, add_across_lanes(self.sums[total], distance))
                     distance *= 2
 
     def store_sums(self, tile: Expr) -> None:

@@ -31,6 +31,7 @@ class Major(IntEnum):
     MN = 1
 
 
+ALL_LANES = 0xFFFFFFFF  # mask of the lanes of a warp
 MAX_TABULATED_INTEGER_N = 224  # TVM 0.27's table of wgmma for integers ends there, and the PTX ISA's at 256
 
 
@@ -213,6 +214,16 @@ def setmaxnreg(direction: str, registers: int) -> None:
     ptxas ignores the instruction unless the number of CTAs per SM is known from the launch bounds.
     """
     emit_ptx(f"setmaxnreg.{direction}.sync.aligned.u32", registers)
+
+
+def sync_warp() -> None:
+    """Synchronize the lanes of a warp, which then see each other's stores to shared memory."""
+    emit_ptx("bar.warp.sync", T.uint32(ALL_LANES))
+
+
+def add_across_lanes(value: Expr, distance: int) -> Expr:
+    """Return the sum of a float32 value and that of the lane whose index differs by one bit."""
+    return value + T.tvm_warp_shuffle_xor(T.uint32(ALL_LANES), value, distance, WARP_SIZE, WARP_SIZE)
 
 
 def named_barrier_sync(barrier: Expr, num_threads: int) -> None:

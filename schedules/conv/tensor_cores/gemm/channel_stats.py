@@ -42,20 +42,14 @@ from ....tir_builder import (
     unrolled_loop,
 )
 from ..implicit_gemm_shape import ACCUMULATOR_BYTES
-from .atoms import ThreadPosition
+from .atoms import ThreadPosition, add_across_lanes
 from .epilogue_tile import EpilogueTile
 from .tile_scheduler import WorkTile
 
 WARPS_PER_WARPGROUP = WARPGROUP_SIZE // WARP_SIZE
-ALL_LANES = 0xFFFFFFFF
 COMBINED_CHANNELS = 8  # channels per CTA of the second kernel: 32 bytes, the unit of memory accesses
 COMBINING_ROWS = 128  # its threads per channel
 LOADS_IN_FLIGHT = 4  # its loads of a thread at a time
-
-
-def _add_across_lanes(value: Expr, distance: int) -> Expr:
-    """Return the sum of a float32 value and that of the lane whose index differs by one bit."""
-    return value + T.tvm_warp_shuffle_xor(T.uint32(ALL_LANES), value, distance, WARP_SIZE, WARP_SIZE)
 
 
 @dataclass(frozen=True)
@@ -161,7 +155,7 @@ class _CombinedSum:
         """Return the sum of all threads of this thread's channel."""
         distance = COMBINED_CHANNELS
         while distance < WARP_SIZE:
-            self._sum.set(_add_across_lanes(self._sum.value, distance))
+            self._sum.set(add_across_lanes(self._sum.value, distance))
             distance *= 2
         emit_call(T.cuda.cta_sync())  # an earlier sum has been read
         with if_(self._thread % WARP_SIZE < COMBINED_CHANNELS):
@@ -203,7 +197,7 @@ class ColumnSums:
         distance = first_distance
         while distance < WARP_SIZE:
             for sums in (self._sum, self._squares):
-                store(sums, column, _add_across_lanes(sums[column], distance))
+                store(sums, column, add_across_lanes(sums[column], distance))
             distance *= 2
 
     def compute_stats(self, column: int, count: Expr) -> tuple[Expr, Expr]:

@@ -8,8 +8,10 @@ from dataclasses import dataclass
 
 from tvm.script import tirx as T  # noqa: N812  (TVM's own name for it)
 
+from tvmconv.target import WARP_SIZE
+
 from ....tir_builder import Expr, Register, allocate, emit_ptx, thread_axis, to_uint32
-from .atoms import ThreadPosition
+from .atoms import ALL_LANES, ThreadPosition
 from .tile_scheduler import Cluster
 
 
@@ -75,4 +77,5 @@ def broadcast_to_warp(address: Expr) -> Expr:
 
     It computes the address once then, and not before each copy of TMA. All threads of a warp run this.
     """
-    return Register("warp_smem_base", "uint32", T.tvm_warp_shuffle(T.uint32(0xFFFFFFFF), address, 0, 32, 32)).value
+    shuffled = T.tvm_warp_shuffle(T.uint32(ALL_LANES), address, 0, WARP_SIZE, WARP_SIZE)
+    return Register("warp_smem_base", "uint32", shuffled).value

@@ -16,8 +16,8 @@ from tvmconv import tensor_map as maps
 from tvmconv.target import WARP_SIZE
 from tvmconv.workloads.dtypes import get_itemsize
 
-from ....tir_builder import Buffer, Expr, allocate, emit_ptx, if_, store
-from .atoms import ThreadPosition, ldmatrix_x4, stmatrix_x4
+from ....tir_builder import Buffer, Expr, allocate, if_, store
+from .atoms import ThreadPosition, ldmatrix_x4, stmatrix_x4, sync_warp
 from .epilogue_ops import EpilogueOps, apply_to_columns
 from .epilogue_tile import EpilogueTile
 from .pipelines import TmaPipeline
@@ -128,7 +128,7 @@ class FilterRowsEpilogue(TmaEpilogue):
         if self._residual is not None:
             for columns, address in enumerate(addresses):
                 ldmatrix_x4([self._residual[columns * 4 + e] for e in range(4)], address, transposed=True)
-            emit_ptx("bar.warp.sync", T.uint32(0xFFFFFFFF))
+            sync_warp()
         for columns, address in enumerate(addresses):
             for pair in range(4):
                 first, residuals = columns * 8 + pair * 2, {}

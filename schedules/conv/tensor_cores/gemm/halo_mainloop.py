@@ -17,7 +17,7 @@ from .halo_image import HaloImage
 from .halo_loader import HaloLoader
 from .pipelines import AsyncPipeline, PipelineState, TmaPipeline
 from .smem_layout import MatrixDescriptor, SmemLayout
-from .tile_scheduler import KRange, WorkTile
+from .tile_scheduler import Cluster, KRange, WorkTile
 from .tma import TmaCopy
 from .wgmma_mainloop import OperandTile
 
@@ -31,8 +31,8 @@ class HaloMainloop:
     atom: WgmmaAtom  # the wgmma instruction
     m_atoms: int  # instructions of a warpgroup along M
     image: HaloImage  # the halo rows
-    a_layout: SmemLayout  # layout of a stage of halo rows, in one box
-    b: OperandTile  # tile of the filters of a tap, in one box
+    halo_layout: SmemLayout  # layout of a stage of halo rows, in one box
+    filters: OperandTile  # tile of the filters of a tap, in one box
     block_k: int  # channels per block
 
     @property
@@ -50,9 +50,14 @@ class HaloMainloop:
         return halo, filters
 
     @property
+    def plane_rows(self) -> int:
+        """Halo rows of a plane in shared memory."""
+        return self.halo_layout.rows // self.image.num_planes
+
+    @property
     def operand_layouts(self) -> tuple[SmemLayout, SmemLayout]:
         """Layouts of the operands A and B in shared memory."""
-        return self.order_operands(self.a_layout, self.b.layout)
+        return self.order_operands(self.halo_layout, self.filters.layout)
 
     def split_tap(self, tap: Expr) -> list[Expr]:
         """Return a tap along each spatial axis from its index."""
@@ -76,19 +81,31 @@ class HaloMainloop:
             pipeline.producer_commit(state.index)
             state.advance()
 
+    def locate_filters(self, tile: WorkTile, cluster: Cluster) -> tuple[Expr, Expr, Expr]:
+        """Return the first filter of a work tile, the part of its filters that a CTA loads, and their multicast mask.
+
+        The mask has the CTAs of a cluster with the same filters; it is None if there is only this one.
+        """
+        return tile.n, cluster.rank_m, cluster.b_multicast_mask()
+
     def produce_filters(
         self, tile: WorkTile, k_range: KRange, tensor_map: Expr, pipeline: TmaPipeline, state: PipelineState
     ) -> None:
-        """Load the filters of all taps of each channel block; run by one thread."""
-        (position,) = self.b.locate(tile.n, tile.group, 0)
+        """Load the filters of all taps of each channel block; run by one thread.
+
+        The CTAs of a cluster with the same filters load equal parts of them, and send each part to all of them.
+        """
+        filters, (first_filter, part, mask) = self.filters, self.locate_filters(tile, pipeline.cluster)
+        (position,) = filters.locate(first_filter, tile.group, part)
+        offset = to_uint32(part * (filters.copy_rows * filters.layout.row_bytes))
         with (
             serial_loop(k_range.count, "k_block") as k_block,
             serial_loop(self.num_taps, "tap") as tap,
         ):
             pipeline.producer_acquire(state.index, state.phase)
-            copy = TmaCopy(tensor_map, pipeline.full_barrier(state.index))
+            copy = TmaCopy(tensor_map, pipeline.full_barrier(state.index), mask)
             k = ((k_range.first + k_block) * self.block_k, *self.split_tap(tap))
-            self.b.operand.loader.load(pipeline.stage_address(state.index), copy, position, k)
+            filters.operand.loader.load(pipeline.stage_address(state.index) + offset, copy, position, k)
             state.advance()
 
     def consume(
@@ -103,7 +120,7 @@ class HaloMainloop:
         """Multiply the channel blocks of a work tile as they arrive; run by all threads of a warpgroup.
 
         The wgmmas of one tap are in flight while those of the next are issued. A stage is released one tap after its
-        use.
+        use: the halo rows of a block when those of the next one have arrived, in another stage.
 
         Args:
             accumulators: Sums of this thread.
@@ -113,32 +130,32 @@ class HaloMainloop:
             thread: Position of this thread.
             warpgroup: Index of the warpgroup in the CTA.
         """
-        (a_pipeline, b_pipeline), (a_state, b_state) = pipelines, states
+        (halo_pipeline, filter_pipeline), (halo_state, filter_state) = pipelines, states
         descriptors = tuple(MatrixDescriptor(*each) for each in zip("ab", self.operand_layouts, strict=True))
-        halo, row_bytes = Register("halo", "uint32"), self.a_layout.row_bytes
-        plane_rows = self.a_layout.rows // self.image.num_planes
+        halo, row_bytes = Register("halo", "uint32"), self.halo_layout.row_bytes
         with serial_loop(k_range.count, "k_block") as k_block:
-            a_pipeline.consumer_wait(a_state.index, a_state.phase)
-            halo.set(a_pipeline.stage_address(a_state.index))
+            halo_pipeline.consumer_wait(halo_state.index, halo_state.phase)
+            halo.set(halo_pipeline.stage_address(halo_state.index))
             with serial_loop(self.num_taps, "tap") as tap:
-                b_pipeline.consumer_wait(b_state.index, b_state.phase)
-                tap_row = self.image.tap_row(self.split_tap(tap), plane_rows)
+                filter_pipeline.consumer_wait(filter_state.index, filter_state.phase)
+                tap_row = self.image.tap_row(self.split_tap(tap), self.plane_rows)
                 tap_halo = halo.value + to_uint32(tap_row * row_bytes)
-                a_address, b_address = self.order_operands(tap_halo, b_pipeline.stage_address(b_state.index))
+                tap_filters = filter_pipeline.stage_address(filter_state.index)
+                a_address, b_address = self.order_operands(tap_halo, tap_filters)
                 first_row = warpgroup * (self.m_atoms * self.atom.m)
                 descriptors[0].set_address(a_address + to_uint32(first_row * row_bytes))
                 descriptors[1].set_address(b_address)
                 self._multiply(accumulators, descriptors, k_block + tap > 0)
                 with if_(k_block + tap > 0):
                     wgmma_wait_group(1)
-                    b_pipeline.consumer_release(b_state.previous_index, thread)
+                    filter_pipeline.consumer_release(filter_state.previous_index, thread)
                     with if_(tap == 0):
-                        a_pipeline.consumer_release(a_state.previous_index, thread)
-                b_state.advance()
-            a_state.advance()
+                        halo_pipeline.consumer_release(halo_state.previous_index, thread)
+                filter_state.advance()
+            halo_state.advance()
         wgmma_wait_group(0)
-        b_pipeline.consumer_release(b_state.previous_index, thread)
-        a_pipeline.consumer_release(a_state.previous_index, thread)
+        filter_pipeline.consumer_release(filter_state.previous_index, thread)
+        halo_pipeline.consumer_release(halo_state.previous_index, thread)
 
     def _multiply(self, accumulators: Buffer, descriptors: Sequence[MatrixDescriptor], accumulates: Expr) -> None:
         """Issue the wgmmas of a tap as one group; the first of them overwrite the sums unless `accumulates`."""

@@ -25,7 +25,7 @@ from ....tir_builder import Expr, Register, logical_and, serial_loop, to_uint32
 from .halo_image import SWIZZLE_ROWS, HaloImage
 from .halo_mainloop import HaloMainloop, Operands
 from .pipelines import PipelineState, TmaPipeline
-from .tile_scheduler import WorkTile
+from .tile_scheduler import Cluster, KRange, WorkTile
 from .tma import TmaCopy
 
 
@@ -49,6 +49,12 @@ class HaloPixels(HaloImage):
         corner, positions = tuple(-pad for pad in reversed(w.pad_low)), tuple(reversed(self.extents))
         strides = tuple(reversed(w.stride))
         return maps.make_im2col_map(w.storage, self.itemsize, extents, box, strides, corner, positions, swizzle_bytes)
+
+    @property
+    def has_bounding_box(self) -> bool:
+        """Whether the bounding box, which has the zeros behind lines and images, is in TMA's range."""
+        upper_corner = self.tensor_map(SWIZZLE_ROWS, box_channels=1, swizzle_bytes=0).upper_corner
+        return max(upper_corner) < maps.CORNER_LIMITS[self.w.spatial_ndim + 2]
 
     def locate_first_pixel(self, row: Expr) -> list[Expr]:
         """Return the coordinates of a halo row in the first plane, the innermost axis first, and its image."""
@@ -83,7 +89,7 @@ class HaloPixels(HaloImage):
 
 @dataclass(frozen=True)
 class HaloPixelsMainloop(HaloMainloop):
-    """Multiplies halo rows that TMA copies; the CTAs of a cluster load a part of the filters each.
+    """Multiplies halo rows that TMA copies.
 
     Either halo rows are the rows of the product and filters its columns, or the other way round.
     """
@@ -94,9 +100,11 @@ class HaloPixelsMainloop(HaloMainloop):
         """Return what belongs to the operands A and B of the product."""
         return (filters, halo) if self.has_filter_rows else (halo, filters)
 
-    def locate_operands(self, tile: WorkTile) -> tuple[Expr, Expr]:
-        """Return the first halo row and the first filter of a work tile."""
-        return (tile.n, tile.m) if self.has_filter_rows else (tile.m, tile.n)
+    def locate_filters(self, tile: WorkTile, cluster: Cluster) -> tuple[Expr, Expr, Expr]:
+        """Return the first filter of a work tile, the part that a CTA loads, and the multicast mask."""
+        if self.has_filter_rows:
+            return tile.m, cluster.rank_n, cluster.a_multicast_mask()
+        return super().locate_filters(tile, cluster)
 
     @property
     def pixels(self) -> HaloPixels:
@@ -104,44 +112,19 @@ class HaloPixelsMainloop(HaloMainloop):
         assert isinstance(self.image, HaloPixels)
         return self.image
 
-    @property
-    def plane_bytes(self) -> int:
-        """Bytes of a plane of halo rows in shared memory."""
-        return self.a_layout.nbytes // self.image.num_planes
-
     def input_map(self) -> maps.TensorMap:
         """Return the tensor map of X."""
-        rows = self.a_layout.rows // self.image.num_planes
-        return self.pixels.tensor_map(rows, self.block_k, self.a_layout.row_bytes)
+        return self.pixels.tensor_map(self.plane_rows, self.block_k, self.halo_layout.row_bytes)
 
-    def load_pixels(
-        self, tile: WorkTile, num_blocks: int, tensor_map: Expr, pipeline: TmaPipeline, state: PipelineState
+    def produce_pixels(
+        self, tile: WorkTile, k_range: KRange, tensor_map: Expr, pipeline: TmaPipeline, state: PipelineState
     ) -> None:
-        """Load the halo rows of all blocks of channels of a work tile; run by one thread."""
-        first_row, _ = self.locate_operands(tile)
-        pixel = self.pixels.locate_first_pixel(first_row)
-        with serial_loop(num_blocks, "k_block") as k_block:
+        """Load the halo rows of the channel blocks of a work tile; run by one thread."""
+        pixel = self.pixels.locate_first_pixel(tile.n if self.has_filter_rows else tile.m)
+        plane_bytes = self.plane_rows * self.halo_layout.row_bytes
+        with serial_loop(k_range.count, "k_block") as k_block:
             pipeline.producer_acquire(state.index, state.phase)
             copy = TmaCopy(tensor_map, pipeline.full_barrier(state.index))
-            address = pipeline.stage_address(state.index)
-            self.pixels.load(address, copy, pixel, k_block * self.block_k, self.plane_bytes)
-            state.advance()
-
-    def load_filters(
-        self, tile: WorkTile, num_blocks: int, tensor_map: Expr, pipeline: TmaPipeline, state: PipelineState
-    ) -> None:
-        """Load the filters of all taps of each block of channels of a work tile; run by one thread."""
-        cluster, b, (_, first_filter) = pipeline.cluster, self.b, self.locate_operands(tile)
-        rank = cluster.rank_n if self.has_filter_rows else cluster.rank_m
-        mask = cluster.a_multicast_mask() if self.has_filter_rows else cluster.b_multicast_mask()
-        (position,) = b.locate(first_filter, tile.group, rank)
-        offset = to_uint32(rank * (b.copy_rows * b.layout.row_bytes)) if cluster.size > 1 else T.uint32(0)
-        with serial_loop(num_blocks, "k_block") as k_block, serial_loop(self.num_taps, "tap") as tap:
-            pipeline.producer_acquire(state.index, state.phase)
-            copy = TmaCopy(tensor_map, pipeline.full_barrier(state.index), mask)
-            destination, k = (
-                pipeline.stage_address(state.index) + offset,
-                (k_block * self.block_k, *self.split_tap(tap)),
-            )
-            b.operand.loader.load(destination, copy, position, k)
+            channel = (k_range.first + k_block) * self.block_k
+            self.pixels.load(pipeline.stage_address(state.index), copy, pixel, channel, plane_bytes)
             state.advance()

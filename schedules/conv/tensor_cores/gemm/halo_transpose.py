@@ -32,7 +32,7 @@ from ....tir_builder import (
     store_shared,
     to_uint32,
 )
-from .atoms import ldmatrix_x4, stmatrix_x4
+from .atoms import ldmatrix_x4, stmatrix_x4, sync_warp
 from .cp_async import cp_async
 from .halo_boxes import GROUP, MATRIX_ITEMSIZE, PixelBoxes
 from .pipelines import AsyncPipeline, PipelineState, TmaPipeline
@@ -145,7 +145,7 @@ class HaloTranspose:
             with serial_loop(self._copies_per_block, "copy") as copy:
                 boxes.consumer_wait(boxes_state.index, boxes_state.phase)
                 transpose.move(boxes.stage_address(boxes_state.index), address, copy)
-                emit_ptx("bar.warp.sync", T.uint32(0xFFFFFFFF))
+                sync_warp()
                 with if_(thread % WARP_SIZE == 0):
                     boxes.consumer_arrive(boxes_state.index)
                 boxes_state.advance()

@@ -28,7 +28,7 @@ class ResidentFilters:
         """Allocate the register of a thread's position."""
         return cls(address, barrier, tile_bytes, num_tiles, Register("filters", "uint32"))
 
-    def init_barrier(self) -> None:
+    def init_barriers(self) -> None:
         """Initialize the barrier; called by one thread before the CTA synchronizes."""
         emit_ptx("mbarrier.init.shared.b64", self.barrier, T.uint32(1))
 

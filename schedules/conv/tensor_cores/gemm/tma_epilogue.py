@@ -7,8 +7,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from tvm.script import tirx as T  # noqa: N812  (TVM's own name for it)
-
 from tvmconv.target import WARP_SIZE, WARPGROUP_SIZE
 from tvmconv.tensor_map import CHUNK_BYTES
 from tvmconv.workloads.dtypes import get_itemsize
@@ -16,14 +14,13 @@ from tvmconv.workloads.dtypes import get_itemsize
 from ....tir_builder import (
     Expr,
     allocate,
-    emit_ptx,
     if_,
     load_shared,
     store_shared,
     to_uint32,
     unrolled_loop,
 )
-from .atoms import ThreadPosition, ldmatrix_x4, named_barrier_sync, stmatrix_x4
+from .atoms import ThreadPosition, ldmatrix_x4, named_barrier_sync, stmatrix_x4, sync_warp
 from .channel_arguments import ChannelArguments
 from .channel_stats import SubtileStats
 from .epilogue_ops import EpilogueOps, apply_to_columns
@@ -147,7 +144,7 @@ class TmaEpilogue:
         if self._residual is not None:
             for columns, address in enumerate(addresses):
                 ldmatrix_x4([self._residual[columns * 4 + e] for e in range(4)], address)
-            emit_ptx("bar.warp.sync", T.uint32(0xFFFFFFFF))
+            sync_warp()
         itemsize = get_itemsize(self._tile.dtype)
         for columns, address in enumerate(addresses):
             for word in range(4):

@@ -301,7 +301,12 @@ def resource_constraints(w: Conv) -> list[Rule]:
 
 def count_equal_registers(config: HopperTileConfig, w: Conv) -> Any:
     """Return the maximum number of registers per thread if all threads have the same number."""
-    warps_per_partition = ceil_div(config.threads_with_residual_warp(w), SM_PARTITIONS * WARP_SIZE)
+    return limit_registers_per_thread(config.threads_with_residual_warp(w))
+
+
+def limit_registers_per_thread(num_threads: Any) -> Any:
+    """Return the maximum number of registers per thread of a CTA, whose warps the partitions of an SM take in turn."""
+    warps_per_partition = ceil_div(num_threads, SM_PARTITIONS * WARP_SIZE)
     return np.minimum(
         MAX_REGISTERS_PER_THREAD,
         REGISTERS_PER_MULTIPROCESSOR // (SM_PARTITIONS * WARP_SIZE) // warps_per_partition // 8 * 8,

@@ -37,16 +37,15 @@ from . import strided_dgrad
 from .constraints import prune_narrow_boxes, require_whole_slices
 from .kernel import emit_kernel
 from .knobs import (
-    add_output_configs,
     can_keep_filters,
     compute_usage,
     declare_knobs,
     declare_output_knobs,
-    list_starting_configs,
     require_channels_first_output,
 )
 from .latency import select_default_config
 from .plan import ChannelsFirstAccess
+from .starting_configs import add_output_configs, list_starting_configs
 from .tile_config import HopperTileConfig
 from .tma_requirements import can_load_by_tma, has_narrow_rows, is_promising
 

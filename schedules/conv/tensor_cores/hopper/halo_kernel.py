@@ -7,10 +7,8 @@ the others transpose in shared memory. No array is converted in global memory.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, replace
-
-from tvm.script import tirx as T  # noqa: N812  (TVM's own name for it)
 
 from tvmconv.target import WARP_SIZE, WARPGROUP_SIZE
 from tvmconv.workloads import Conv
@@ -23,8 +21,6 @@ from ....tir_builder import (
     allocate,
     declare_tensor_map,
     emit_alternatives,
-    emit_call,
-    emit_ptx,
     if_,
     to_uint32,
 )
@@ -39,13 +35,13 @@ from ..gemm.halo_image import HaloOutput
 from ..gemm.halo_loader import HaloLoader
 from ..gemm.halo_mainloop import HaloMainloop
 from ..gemm.halo_transpose import HaloTranspose
-from ..gemm.pipelines import AsyncPipeline, PipelineState, TmaPipeline, fence_barrier_init
+from ..gemm.pipelines import AsyncPipeline, PipelineState, TmaPipeline
 from ..gemm.plane_epilogue import PlaneEpilogue, can_store_planes, make_plane_map
 from ..gemm.plane_gather import PendingArrivals
 from ..gemm.problem import make_fprop
+from ..gemm.prologue import emit_prologue
 from ..gemm.smem_layout import SWIZZLE_ALIGNMENT_BYTES, SmemLayout
 from ..gemm.tile_scheduler import KRange, TileScheduler, WorkTile
-from ..gemm.tma import prefetch_tensor_maps
 from ..gemm.wgmma_mainloop import OperandTile
 from .halo_tile import HALO_STAGES, HaloTile
 from .tile_config import HopperTileConfig
@@ -57,8 +53,8 @@ def make_halo_mainloop(tile: HaloTile) -> HaloMainloop:
     problem = make_fprop(tile.image.w, config.block_m)  # its filters have the taps of the halo rows
     atom, row_bytes = WgmmaAtom(config.block_n, problem.a.dtype, problem.b.dtype), config.block_k_bytes
     block_k = int(config.block_k(atom.itemsize))
-    b = OperandTile(problem.b, SmemLayout(config.block_n, row_bytes), 0, block_k, 1, config.block_n)
-    return HaloMainloop(atom, config.wgmma_m_tiles, tile.image, SmemLayout(tile.rows, row_bytes), b, block_k)
+    filters = OperandTile(problem.b, SmemLayout(config.block_n, row_bytes), 0, block_k, 1, config.block_n)
+    return HaloMainloop(atom, config.wgmma_m_tiles, tile.image, SmemLayout(tile.rows, row_bytes), filters, block_k)
 
 
 @dataclass(frozen=True)
@@ -90,7 +86,7 @@ def emit_halo_kernel(w: Conv, config: HopperTileConfig, arguments: dict[str, Buf
     """
     halo = HaloTile(w, config)
     mainloop, split_k = make_halo_mainloop(halo), int(config.split_k)
-    filter_map = declare_tensor_map("K_map", arguments["K"], mainloop.b.tensor_map())
+    filter_map = declare_tensor_map("K_map", arguments["K"], mainloop.filters.tensor_map())
     pixel_map = declare_tensor_map("X_map", arguments["X"], halo.boxes.tensor_map()) if halo.copies_by_tma else None
     output_map = declare_output_map(halo, arguments["Y"])
     with open_cta(int(halo.num_ctas), int(halo.num_threads), split_k, splits_in_cluster=split_k > 1) as cta:
@@ -98,7 +94,7 @@ def emit_halo_kernel(w: Conv, config: HopperTileConfig, arguments: dict[str, Buf
         boxes = make_box_pipeline(halo, state.smem) if halo.uses_boxes else None
         pipelines = [state.rows, state.filters, *([boxes] if boxes else [])]
         tensor_maps = [each for each in (filter_map, pixel_map, output_map) if each is not None]
-        emit_halo_prologue(pipelines, tensor_maps, thread, state.filter_warp)
+        emit_prologue(thread, pipelines, tensor_maps, first_loader=state.filter_warp * WARP_SIZE)
         accumulators = allocate("accumulators", mainloop.num_accumulators, "float32")
         epilogue = make_halo_epilogue(halo, mainloop.atom, arguments, state.smem, thread, output_map)
         pixel_loaders = list_pixel_loaders(state, mainloop, arguments["X"], boxes, pixel_map)
@@ -170,7 +166,7 @@ def list_pixel_loaders(
     halo, cta, thread, k_range, rows_state = state.halo, state.cta, state.cta.thread, state.k_range, state.states[0]
     channels, first_warp, num_warps = halo.shape.channels_per_group, state.filter_warp + 1, int(halo.num_loader_warps)
     if boxes is None:
-        loader = HaloLoader(halo.image, mainloop.a_layout, halo.config.block_m, source, channels, num_warps)
+        loader = HaloLoader(halo.image, mainloop.halo_layout, halo.config.block_m, source, channels, num_warps)
 
         def load_vectors() -> None:
             index = thread.thread - first_warp * WARP_SIZE
@@ -178,7 +174,7 @@ def list_pixel_loaders(
                 mainloop.produce_input(loader, tile, k_range, index, state.rows, rows_state)
 
         return [(thread.warp >= first_warp, load_vectors)]
-    transpose = HaloTranspose(halo.boxes, mainloop.a_layout, channels, mainloop.block_k, num_warps)
+    transpose = HaloTranspose(halo.boxes, mainloop.halo_layout, channels, mainloop.block_k, num_warps)
     boxes_state = PipelineState("box", halo.boxes.num_stages)
 
     def copy_boxes() -> None:
@@ -199,21 +195,6 @@ def list_pixel_loaders(
             transpose.produce_rows(tile, k_range, index, pipelines, states, unused)
 
     return [(thread.warp == first_warp, copy_boxes), (thread.warp > first_warp, transpose_boxes)]
-
-
-def emit_halo_prologue(
-    pipelines: Sequence[TmaPipeline], tensor_maps: Sequence[Expr], thread: ThreadPosition, filter_warp: int
-) -> None:
-    """Initialize the barriers and wait for the results of the previous launch."""
-    with if_(thread.thread == filter_warp * WARP_SIZE):
-        prefetch_tensor_maps(tensor_maps)
-    with if_(thread.thread == 0):
-        for pipeline in pipelines:
-            pipeline.init_barriers()
-        fence_barrier_init()
-    emit_call(T.cuda.cta_sync())
-    emit_ptx("griddepcontrol.wait")
-    emit_ptx("griddepcontrol.launch_dependents")
 
 
 def select_columns(tile: WorkTile, halo: HaloTile, split: Expr) -> WorkTile:
@@ -263,7 +244,7 @@ def make_halo_epilogue(
 def make_halo_pipelines(halo: HaloTile, mainloop: HaloMainloop, smem: Expr) -> tuple[AsyncPipeline, TmaPipeline]:
     """Return the pipelines of halo rows and of filters."""
     config, barriers = halo.config, smem + to_uint32(int(halo.barrier_offset_bytes))
-    a_pipeline = AsyncPipeline(
+    row_pipeline = AsyncPipeline(
         smem,
         int(halo.input_bytes) // HALO_STAGES,
         barriers,
@@ -272,16 +253,16 @@ def make_halo_pipelines(halo: HaloTile, mainloop: HaloMainloop, smem: Expr) -> t
         config.warpgroups,
         num_producers=int(halo.num_loader_warps) * WARP_SIZE,
     )
-    b_pipeline = TmaPipeline(
+    filter_pipeline = TmaPipeline(
         smem + to_uint32(int(halo.input_bytes)),
         int(halo.filter_stage_bytes),
         barriers,
         config.stages,
-        mainloop.b.layout.nbytes,
+        mainloop.filters.layout.nbytes,
         config.warpgroups,
         first_barrier=2 * HALO_STAGES,
     )
-    return a_pipeline, b_pipeline
+    return row_pipeline, filter_pipeline
 
 
 def make_box_pipeline(halo: HaloTile, smem: Expr) -> TmaPipeline:

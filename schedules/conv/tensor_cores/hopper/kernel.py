@@ -13,12 +13,10 @@ import functools
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
-from tvm.script import tirx as T  # noqa: N812  (TVM's own name for it)
-
 from tvmconv.workloads import Conv
 from tvmconv.workloads.epilogue import STATS
 
-from ....tir_builder import Buffer, Expr, declare_tensor_map, emit_call, emit_ptx, if_, to_uint32
+from ....tir_builder import Buffer, Expr, declare_tensor_map, if_, to_uint32
 from ..gemm.accumulators import Accumulators
 from ..gemm.channel_arguments import ChannelArguments
 from ..gemm.channel_stats import PartialStats, SubtileStats
@@ -32,15 +30,14 @@ from ..gemm.pipelines import (
     OrderedSequenceBarrier,
     PipelineState,
     TmaPipeline,
-    fence_barrier_init,
     sync_cluster_relaxed,
 )
 from ..gemm.plane_gather import PendingArrivals, PlaneGather, produce_by_gather
 from ..gemm.problem import make_fprop
-from ..gemm.residue_epilogue import ResidueEpilogue
+from ..gemm.prologue import BarrierOwner, emit_prologue
+from ..gemm.scatter_epilogue import ScatterEpilogue
 from ..gemm.smem_layout import SWIZZLE_ALIGNMENT_BYTES, MatrixDescriptor
 from ..gemm.tile_scheduler import KRange, ResidueKRange, SlicedKRange, TileScheduler
-from ..gemm.tma import prefetch_tensor_maps
 from ..gemm.tma_epilogue import TmaEpilogue
 from ..gemm.tma_loaders import TapIterator
 from ..gemm.wgmma_mainloop import MnMajorTile, OperandTile
@@ -81,7 +78,8 @@ def emit_kernel(
         narrow = make_narrow_wave(plan, narrow_plan) if narrow_plan else None
         state = allocate_state(plan, cta, last_wave, narrow)
         plan = plan.keep_filters(state.smem)
-        emit_prologue(plan, state, maps)
+        barrier_owners, first_loader = list_barrier_owners(plan, state), plan.roles.consumer_threads
+        emit_prologue(cta.thread, barrier_owners, maps.list_prefetched(), first_loader, cta.cluster)
         plan = replace(plan, ops=plan.ops.bind_tensor_args(arguments, uses_registers=True))
         accumulators = plan.allocate_accumulators()
         epilogue = None if plan.reduction else make_epilogue(plan, state, maps.outputs, arguments, stats)
@@ -125,6 +123,10 @@ class TensorMaps:
 
     operands: Sequence[Expr]  # those of A and B, if TMA loads them, and of cached frames
     outputs: Sequence[Expr]  # those of the output and of a residual, if TMA accesses them
+
+    def list_prefetched(self) -> list[Expr]:
+        """Return all of them, those that are used first in front."""
+        return [*self.operands, *reversed(self.outputs)]
 
 
 def declare_tensor_maps(plan: KernelPlan, arguments: dict[str, Buffer], prefix: str = "") -> TensorMaps:
@@ -211,26 +213,16 @@ def allocate_state(
     return CtaState(cta, tiles, smem, pipeline, epilogue_pipeline, stage, epilogue_stage, order, last_wave, narrow)
 
 
-def emit_prologue(plan: KernelPlan, state: CtaState, maps: TensorMaps) -> None:
-    """Initialize the barriers and wait for the results of the previous launch."""
-    thread = state.cta.thread
-    with if_(thread.thread == plan.roles.consumer_threads):  # the producer prefetches during the initialization
-        prefetch_tensor_maps([*maps.operands, *reversed(maps.outputs)])
-    with if_(thread.thread == 0):
-        state.pipeline.init_barriers()
-        if plan.loads_residual:
-            state.epilogue_pipeline.init_barriers()
-        if state.order:
-            state.order.init_barriers()
-        if plan.mainloop.resident_filters:
-            plan.mainloop.resident_filters.init_barrier()
-        fence_barrier_init()
-    if state.cta.cluster.size > 1:
-        sync_cluster_relaxed()
-    else:
-        emit_call(T.cuda.cta_sync())
-    emit_ptx("griddepcontrol.wait")
-    emit_ptx("griddepcontrol.launch_dependents")
+def list_barrier_owners(plan: KernelPlan, state: CtaState) -> list[BarrierOwner]:
+    """Return what has barriers, in the order in which they are initialized."""
+    owners: list[BarrierOwner] = [state.pipeline]
+    if plan.loads_residual:
+        owners.append(state.epilogue_pipeline)
+    if state.order:
+        owners.append(state.order)
+    if plan.mainloop.resident_filters:
+        owners.append(plan.mainloop.resident_filters)
+    return owners
 
 
 def make_epilogue(
@@ -259,7 +251,7 @@ def make_epilogue(
     if plan.channels_first_output:
         return ChannelsFirstEpilogue(*layers, arguments, plan.channels_first_output, plan.has_exact_tiles)
     if plan.problem.residues and shape.residues > 1:
-        return ResidueEpilogue(*layers, arguments, plan.problem.residues, shape, plan.has_exact_tiles[1])
+        return ScatterEpilogue(*layers, arguments, plan.problem.residues, shape, plan.has_exact_tiles[1])
     subtile_stats = SubtileStats(stats, plan.epilogue_tile, shape.n, is_exact) if stats else None
     return TmaEpilogue(*layers, output_maps, subtile_stats)
 
@@ -327,7 +319,7 @@ def emit_consumer(plan: KernelPlan, state: CtaState, accumulators: Accumulators,
     mainloop, cta, thread, order = plan.mainloop, state.cta, state.cta.thread, state.order
     descriptors = MatrixDescriptor("a", mainloop.a.layout), MatrixDescriptor("b", mainloop.b.layout)
     first, step, warpgroup = (thread.warpgroup, order.num_warpgroups, 0) if order else (0, 1, thread.warpgroup)
-    zeros_epilogue = epilogue if isinstance(epilogue, ResidueEpilogue) and epilogue.stores_zeros else None
+    zeros_epilogue = epilogue if isinstance(epilogue, ScatterEpilogue) and epilogue.stores_zeros else None
 
     if plan.config.k_slices > 1:
         warpgroup = thread.warpgroup % plan.config.warpgroups_per_tile

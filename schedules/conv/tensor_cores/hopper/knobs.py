@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import itertools
-import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -24,24 +22,19 @@ from ..promotion import (
     PROMOTION_BUFFERS,
     PROMOTION_ORDERS,
     SIMULTANEOUS,
-    has_eight_bits,
     has_float8_sums,
     limit_accumulation_error,
     list_intervals,
-    needs_promotion,
     prune_short_alternation,
 )
-from .candidates import list_best
 from .constraints import (
     MAX_ACCUMULATORS,
-    can_store_wide_boxes,
     count_equal_registers,
     isa_constraints,
     resource_constraints,
 )
 from .latency import (
     estimate_latency_us,
-    list_promotion_options,
     min_latency_us,
     select_default_config,
     select_kernel_schedule,
@@ -51,25 +44,18 @@ from .tile_config import (
     COOPERATIVE_SETMAXNREG,
     DECOMPOSITIONS,
     FILTER_COPIES,
-    FIRST,
     KERNEL_SCHEDULES,
     KNOB_OPTIONS,
-    MAX_SWIZZLE_BYTES,
-    NARROW_LAST_WAVE,
     NORMAL,
     NUM_MULTIPROCESSORS,
     OUTPUT_BOXES,
     OUTPUT_EVICTIONS,
     OUTPUT_STAGES_CHOICES,
-    PINGPONG,
     RASTER_ORDERS,
     REALLOCATED_WGMMA_M_TILES_CHOICES,
-    RESIDENT,
-    SPLIT_LAST_WAVE,
     STAGES_CHOICES,
     STREAMED,
     SWIZZLED,
-    WIDE,
     HopperTileConfig,
 )
 from .tma_requirements import (
@@ -80,25 +66,14 @@ from .tma_requirements import (
     describe_lines,
     find_residual,
     list_taps_per_copy,
-    list_taps_per_copy_of_whole_lines,
 )
 
-NEAR_RATIO = 1.05  # of estimates of narrower tiles in the last wave, with which a search starts
 MIN_EVICTED_BYTES = H200.architecture.l2_bytes // 2  # minimum size of an output that may leave L2 before the operands
-NUM_RESIDENT_CONFIGS = 4  # configs with which a search starts whose CTAs keep filters
-NUM_WIDE_CONFIGS = 2  # configs with which a search starts that have wide boxes, besides those with resident filters
-NUM_EVICTING_CONFIGS = 2  # configs with which a search starts whose output leaves L2 first
 Estimate = Callable[[HopperTileConfig, Conv], Any]  # returns the latency of configs in microseconds
 
 MIN_OUTPUTS_PER_SM = 128 * 64  # minimum number of outputs with which a CTA may compute several tiles of useful size
 MIN_TILES_PER_MODE = 4  # minimum number of tiles along both modes for which their order matters
 MAX_LATENCY_RATIO = 2.5  # maximum estimated latency of a searched config, relative to the best cooperative one
-# Kernel schedules of the configs with which a search starts, in this order; each entry takes another tile. Of 22 layers
-# that were timed, one of the two best estimates in ping-pong was within 2.1 % of its fastest kernel on all but one.
-STARTING_KERNEL_SCHEDULES = (PINGPONG, COOPERATIVE, PINGPONG, COOPERATIVE, COOPERATIVE_SETMAXNREG)
-# The same for sums that are promoted: in ping-pong, tensor cores wait for each promotion.
-STARTING_FLOAT8_SCHEDULES = (COOPERATIVE_SETMAXNREG, COOPERATIVE, COOPERATIVE_SETMAXNREG, COOPERATIVE, PINGPONG)
-STARTING_TILES = 4  # configs with which the search of a gradient starts that has no kernel schedules
 
 
 def compute_usage(w: Conv, columns: Columns) -> ResourceUsage:
@@ -233,20 +208,6 @@ def declare_output_knobs(w: Conv, k: Knobs) -> dict[str, Any]:
     return values
 
 
-def add_output_configs(w: Conv, configs: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Return the configs with which a search starts, and some of them with other stores of the output.
-
-    The first ones have outputs that leave L2 first, and the first ones with narrow boxes also have wide ones.
-    """
-    viewed_workload = w.to_channels_last()
-    evicting = configs[:NUM_EVICTING_CONFIGS] if can_evict_output(w) else ()
-    wide = [{**config, "output_boxes": WIDE} for config in configs] if can_keep_filters(w, viewed_workload) else []
-    wide = [c for c in wide if can_store_wide_boxes(HopperTileConfig.of_workload(c, viewed_workload), viewed_workload)]
-    resident, streamed = ([c for c in wide if ("filters" in c) == is_resident] for is_resident in (True, False))
-    wide = [*resident, *streamed[:NUM_WIDE_CONFIGS]]
-    return [*configs, *wide, *({**config, "output_eviction": FIRST} for config in evicting)]
-
-
 def can_keep_filters(w: Conv, viewed_workload: Conv) -> bool:
     """Return whether some CTAs may keep filters: the product is one, and all arrays are channels last.
 
@@ -262,85 +223,6 @@ def can_compute_several_tiles(w: Conv) -> bool:
     """Return whether outputs are so many that a CTA may compute several tiles of useful size."""
     gemm = ImplicitGemmShape.from_workload(w)
     return gemm.m * gemm.n * gemm.num_products > NUM_MULTIPROCESSORS * MIN_OUTPUTS_PER_SM
-
-
-def list_starting_configs(
-    w: Conv,
-    default: HopperTileConfig | None = None,
-    estimate: Estimate = estimate_latency_us,
-    rules: Sequence[Rule] = (),
-    *,
-    keeps_filters: bool = False,
-) -> list[dict[str, Any]]:
-    """Return the configs with which a search starts: the best estimates of several tiles for each kernel schedule.
-
-    Others divide the last wave, if an estimate is lower with it. Every second one keeps filters, if that is possible.
-    Where the kernel schedule is no knob, there are the best estimates of several tiles for a gradient and for operands
-    of 8 bits. There are none for other convolutions, for which the cost model has some.
-
-    Args:
-        w: The convolution, as TMA views it, or the product of a gradient.
-        default: Config with the best estimate of a gradient, whose operand B is MN-major; None for a convolution.
-        estimate: Function that returns the latencies of configs in microseconds.
-        rules: Rules of a gradient besides those of a convolution.
-        keeps_filters: Whether a CTA may keep filters.
-    """
-    rules = [*isa_constraints(w), *resource_constraints(w), *rules]
-    rules += pruning_constraints(w, estimate, float(estimate(default, w)) if default else None)
-    options = KNOB_OPTIONS | {"taps_per_copy": list_taps_per_copy_of_whole_lines(w)} | list_promotion_options(w)
-
-    def list_tiles(max_tiles: int, **fixed: Any) -> list[tuple[HopperTileConfig, float]]:
-        fixed |= describe_lines(w)
-        loads_filters_often = default is not None and fixed.get("filters") != RESIDENT  # in boxes of a gradient
-        return list_best(
-            options, rules, lambda t: estimate(t, w), max_tiles, prefers_wide_boxes=loads_filters_often, **fixed
-        )
-
-    if not can_compute_several_tiles(w):
-        ranked = list_tiles(STARTING_TILES) if default or has_eight_bits(w) else []
-        return [_knob_values(config, options) for config, _ in ranked]
-    options["wgmma_m_tiles"] = REALLOCATED_WGMMA_M_TILES_CHOICES
-    schedules = STARTING_FLOAT8_SCHEDULES if needs_promotion(w) else STARTING_KERNEL_SCHEDULES
-    best_tiles = {name: iter(list_tiles(schedules.count(name), kernel_schedule=name)) for name in KERNEL_SCHEDULES}
-    ranked = [entry for name in schedules if (entry := next(best_tiles[name], None))]
-    if has_eight_bits(w) and not needs_promotion(w):
-        # Three warpgroups in turn were fastest in 7 of 17 comparisons on an H200, which estimates do not tell.
-        in_turn = {**options, "warpgroups": (3,)}
-        ranked += list_best(in_turn, rules, lambda t: estimate(t, w), 1, kernel_schedule=PINGPONG, **describe_lines(w))
-    divided = [
-        [
-            entry
-            for name in (PINGPONG, COOPERATIVE)
-            for entry in list_tiles(1, kernel_schedule=name, decomposition=decomposition)
-        ]
-        for decomposition in (SPLIT_LAST_WAVE, NARROW_LAST_WAVE)
-    ]
-    best_us = min((latency_us for _, latency_us in ranked), default=math.inf)
-    best_split = min(divided[0], key=lambda entry: entry[1], default=None)
-    ranked += [best_split] if best_split and best_split[1] < best_us else []
-    ranked += [entry for entry in divided[1] if entry[1] < NEAR_RATIO * best_us]
-    resident = [
-        entry
-        for name in (KERNEL_SCHEDULES if keeps_filters else ())
-        for entry in list_tiles(2, kernel_schedule=name, filters=RESIDENT)
-    ]
-    if can_pad_lines(w) and w.kernel[-1] > 1:
-        # Whole swizzles of channels were fastest for three layers of 64 channels on an H200, unlike their estimates.
-        gemm = ImplicitGemmShape.from_workload(w)
-        channel_bytes = gemm.channels_per_group * gemm.itemsize
-        options |= {"taps_per_copy": (w.kernel[-1],)}
-        options |= {"block_k_bytes": (MAX_SWIZZLE_BYTES,)} if channel_bytes % MAX_SWIZZLE_BYTES == 0 else {}
-        ranked += [entry for name in (PINGPONG, COOPERATIVE) for entry in list_tiles(2, kernel_schedule=name)]
-    configs = [_knob_values(config, options) for config, _ in ranked]
-    resident = sorted(resident, key=lambda entry: entry[1])[:NUM_RESIDENT_CONFIGS]
-    kept = [{**_knob_values(config, options), "filters": RESIDENT} for config, _ in resident]
-    pairs = itertools.zip_longest(configs, kept)  # a short search tries the best of both
-    return [config for pair in pairs for config in pair if config]
-
-
-def _knob_values(config: HopperTileConfig, options: Mapping[str, Any]) -> dict[str, Any]:
-    names = (*options, "kernel_schedule", "raster_order", "decomposition")
-    return {name: getattr(config, name) for name in names}
 
 
 def pruning_constraints(w: Conv, estimate: Estimate = estimate_latency_us, best_us: float | None = None) -> list[Rule]:

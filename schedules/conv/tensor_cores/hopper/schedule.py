@@ -64,16 +64,15 @@ from .input_loader import (
 from .input_loader_latency import estimate_by_input_loader_us
 from .kernel import emit_kernel
 from .knobs import (
-    add_output_configs,
     can_keep_filters,
     compute_usage,
     declare_knobs,
     declare_output_knobs,
-    list_starting_configs,
     require_channels_first_output,
 )
 from .latency import estimate_latency_us, select_default_config
 from .plan import ChannelsFirstAccess
+from .starting_configs import add_output_configs, list_starting_configs
 from .tile_config import HALO_LOADERS, TMA, HopperTileConfig
 from .tma_requirements import (
     WGMMA_M,

@@ -36,8 +36,9 @@ from ..residue_product import ResidueProduct
 from .candidates import select_best
 from .constraints import isa_constraints, prune_narrow_boxes, require_whole_slices, resource_constraints
 from .kernel import emit_kernel
-from .knobs import can_compute_several_tiles, compute_usage, declare_knobs, list_starting_configs
+from .knobs import can_compute_several_tiles, compute_usage, declare_knobs
 from .latency import estimate_latency_us
+from .starting_configs import list_starting_configs
 from .tile_config import (
     DATA_PARALLEL,
     KERNEL_SCHEDULES,

@@ -7,8 +7,8 @@ im2col mode at the tap of the box, and `wgmma` transposes them.
 Output tiles are few and the reduction is long, so the knob `parts` divides the pixels among CTAs. To the kernel the
 parts are groups: each is a product of its own, whose float32 sums TMA stores to a workspace. The parts of each group of
 the convolution follow one another. A second kernel adds the parts in order and rounds once, so that results are the
-same bits in every run. A single part needs neither: the kernel stores dK, and CTAs of a cluster may split its reduction
-(`split_k`), which they add up in shared memory.
+same bits in every run. A single part needs neither: the kernel stores dK itself. CTAs of a cluster either split the
+reduction of a part (`split_k`), and add up their sums in shared memory, or share operands.
 """
 
 from __future__ import annotations
@@ -33,7 +33,8 @@ from ..gemm.workspace_reduction import OutputVector, WorkspaceReduction
 from ..implicit_gemm_shape import VECTOR_BYTES, ImplicitGemmShape
 from .kernel import emit_kernel
 from .tma_requirements import can_load_by_tma, has_narrow_rows, is_promising
-from .wgrad_product import choose_columns_per_tap, declare_knobs, list_best_configs, make_family, stores_result
+from .wgrad_knobs import declare_knobs, list_best_configs
+from .wgrad_product import choose_columns_per_tap, make_family, stores_result
 
 DTYPES = ("float16", "bfloat16")  # wgmma transposes operands of 16 bits only
 REDUCTION_THREADS, REDUCTION_CHANNELS = 64, 4  # threads per CTA, and channels per thread, of the sum of parts

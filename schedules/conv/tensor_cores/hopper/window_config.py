@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import numpy as np
 
 from tvmconv.arithmetic import ceil_div, round_up
-from tvmconv.target import H200, MAX_REGISTERS_PER_THREAD, REGISTERS_PER_MULTIPROCESSOR, WARP_SIZE, WARPGROUP_SIZE
+from tvmconv.target import H200, WARP_SIZE, WARPGROUP_SIZE
 from tvmconv.tensor_map import MAX_BOX_ELEMENTS
 from tvmconv.workloads import Conv, epilogue
 from tvmconv.workloads.dtypes import get_itemsize
@@ -23,7 +23,7 @@ from ..gemm.tma_loaders import INTERLEAVED_FILTERS
 from ..implicit_gemm_shape import ACCUMULATOR_BYTES
 from ..latency_model import count_ctas_per_sm
 from ..promotion import KNOB, has_float8_sums, limit_accumulation_error, list_intervals
-from .constraints import MAX_SHARED_BYTES
+from .constraints import MAX_SHARED_BYTES, limit_registers_per_thread
 from .tile_config import BARRIER_BYTES, MAX_SWIZZLE_BYTES, OVERHEAD_REGISTERS, SWIZZLE_ALIGNMENT_BYTES
 
 if TYPE_CHECKING:
@@ -91,13 +91,7 @@ class WindowConfig(EstimatedTileConfig):
                     (t.m_atoms % (t.columns // PATCH) == 0) | (t.columns // PATCH % np.maximum(t.m_atoms, 1) == 0)
                 ),
             ),
-            (
-                "the registers of all threads fit",
-                lambda t: (
-                    (t.registers <= MAX_REGISTERS_PER_THREAD)
-                    & (t.registers * t.num_threads <= REGISTERS_PER_MULTIPROCESSOR)
-                ),
-            ),
+            ("the registers of all threads fit", lambda t: t.registers <= limit_registers_per_thread(t.num_threads)),
             (
                 f"a line of a window has at most {MAX_BOX_ELEMENTS} pixels",
                 lambda t: t.of_tiles("pitch") <= MAX_BOX_ELEMENTS,

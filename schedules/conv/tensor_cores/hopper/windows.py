@@ -12,18 +12,17 @@ small, so that several share an SM, and one stores while others multiply.
 from __future__ import annotations
 
 import math
-from contextlib import AbstractContextManager
 from dataclasses import dataclass
 
 from tvm.s_tir import Schedule
-from tvm.script import tirx as T  # noqa: N812  (TVM's own name for it)
 
 from tvmconv.registry import schedule
 from tvmconv.requirements import CHANNELS_LAST_LAYOUT, Requirement, all_of
 from tvmconv.space import Knobs
 from tvmconv.target import WARP_SIZE, WARPGROUP_SIZE
-from tvmconv.workloads import Conv, epilogue
+from tvmconv.workloads import Conv
 from tvmconv.workloads.dtypes import get_itemsize
+from tvmconv.workloads.epilogue import get_ops
 
 from ....primitives import disable_buffer_reuse
 from ....tir_builder import (
@@ -32,22 +31,21 @@ from ....tir_builder import (
     allocate,
     build_schedule,
     declare_tensor_map,
-    emit_call,
     if_,
     to_uint32,
 )
 from ..eight_bit_requirements import PAIRED_EIGHT_BITS
 from ..gemm.accumulators import Accumulators
-from ..gemm.atoms import ThreadPosition, WgmmaAtom
+from ..gemm.atoms import WgmmaAtom
 from ..gemm.channel_arguments import ChannelArguments
-from ..gemm.cta import allocate_smem, allow_dependent_launch, open_cta
+from ..gemm.cta import Cta, allocate_smem, open_cta
 from ..gemm.epilogue_ops import EpilogueOps
-from ..gemm.pipelines import PipelineState, TmaPipeline, fence_barrier_init
+from ..gemm.pipelines import PipelineState, TmaPipeline
 from ..gemm.problem import Operand
+from ..gemm.prologue import emit_prologue
 from ..gemm.shared_windows import PatchEpilogueTile, WindowMainloop
 from ..gemm.smem_layout import SWIZZLE_ALIGNMENT_BYTES, SmemLayout
 from ..gemm.tile_scheduler import TileScheduler
-from ..gemm.tma import prefetch_tensor_maps
 from ..gemm.tma_epilogue import TmaEpilogue
 from ..gemm.tma_loaders import INTERLEAVED_FILTERS, FilterMatrix, InterleavedFilters
 from ..gemm.wgmma_mainloop import OperandTile
@@ -83,7 +81,7 @@ def has_windows(w: Conv) -> bool:
         and w.C * itemsize % MIN_ROW_BYTES == 0
         and w.O * get_output_itemsize(w) % VECTOR_BYTES == 0
         and count_block_n(w) <= MAX_FILTERS
-        and sum(op.argument_kind == "output" for op in epilogue.get_ops(w.epilogue)) <= 1
+        and sum(op.argument_kind == "output" for op in get_ops(w.epilogue)) <= 1
         and not has_large_output(w)
         and not w.has_large_tensors
         and WindowConfig.has_config(w)
@@ -141,18 +139,13 @@ def can_interleave(w: Conv) -> bool:
 class WindowCta:
     """What the warps of a CTA share, whatever their roles."""
 
-    thread: ThreadPosition  # position in the CTA
-    index: Expr  # index of the CTA
+    cta: Cta  # position in the grid
     tiles: TileScheduler  # work tiles
     windows: TmaPipeline  # stages of windows
     filters: TmaPipeline  # the filters, in one stage that is never empty again
-    subtiles: TmaPipeline  # stages of the output; its barriers are used with a residual
-    states: tuple[PipelineState, PipelineState]  # stages of windows and of the output that a thread fills or reads next
+    window_stage: PipelineState  # stage of windows that a thread fills or reads next
+    epilogue_stage: PipelineState  # stage of the output that a thread fills or reads next
     epilogue: TmaEpilogue
-
-    def elect_loader(self, warp: int) -> AbstractContextManager[None]:
-        """Open what one thread runs of a warp behind those that multiply."""
-        return self.thread.elect_in_warp(self.windows.num_consumers * WARPGROUP_SIZE // WARP_SIZE + warp)
 
 
 def emit_kernel(config: WindowConfig, arguments: dict[str, Buffer]) -> None:
@@ -163,6 +156,7 @@ def emit_kernel(config: WindowConfig, arguments: dict[str, Buffer]) -> None:
         EpilogueOps.from_workload(config.w),
     )
     tiles, num_ctas = config.tiles, int(config.num_blocks)
+    consumer_warps = int(config.warpgroups) * (WARPGROUP_SIZE // WARP_SIZE)
     maps = {
         "X": tiles.input_map(mainloop.block_k),
         "K": mainloop.filters.tensor_map(),
@@ -171,38 +165,31 @@ def emit_kernel(config: WindowConfig, arguments: dict[str, Buffer]) -> None:
     tensor_maps = [declare_tensor_map(f"{name}_map", arguments[name], each) for name, each in maps.items()]
     input_map, filter_map, *output_maps = tensor_maps
     with open_cta(num_ctas, int(config.num_threads), 1, splits_in_cluster=False) as cta:
-        smem = allocate_smem(int(config.smem_bytes), SWIZZLE_ALIGNMENT_BYTES)
+        thread, smem = cta.thread, allocate_smem(int(config.smem_bytes), SWIZZLE_ALIGNMENT_BYTES)
         windows, filters, subtiles = pipelines = make_pipelines(config, mainloop, smem)
-        prefetching_thread = int(config.warpgroups) * WARPGROUP_SIZE
-        with if_(cta.thread.thread == prefetching_thread):
-            prefetch_tensor_maps(tensor_maps)
-        with if_(cta.thread.thread == 0):
-            for pipeline in pipelines if ops.residuals else pipelines[:2]:
-                pipeline.init_barriers()
-            fence_barrier_init()
-        emit_call(T.cuda.cta_sync())
-        allow_dependent_launch()
+        barrier_owners = pipelines if ops.residuals else pipelines[:2]
+        emit_prologue(thread, barrier_owners, tensor_maps, first_loader=consumer_warps * WARP_SIZE)
         ops = ops.bind_tensor_args(arguments, uses_registers=True)
         channels = ChannelArguments(
             *(ops.channel_args, arguments, config.block_n, config.w.O, config.block_n == config.w.O),
             smem + to_uint32(int(config.channel_args_offset_bytes)),
-            cta.thread.warpgroup,
+            thread.warpgroup,
             4 if epilogue_tile.interleaved else 2,
         )
-        stored = TmaEpilogue(epilogue_tile, ops, channels, subtiles, output_maps)
+        epilogue = TmaEpilogue(epilogue_tile, ops, channels, subtiles, output_maps)
         rows = tiles.patches * mainloop.atom.m
         scheduler = TileScheduler.of_product((tiles.count * rows, 1), (rows, 1), 1, num_ctas)
-        states = PipelineState("window", windows.stages), PipelineState("epilogue", EPILOGUE_STAGES)
-        state = WindowCta(cta.thread, cta.index, scheduler, windows, filters, subtiles, states, stored)
-        with if_(cta.thread.thread < prefetching_thread):
+        stages = PipelineState("window", windows.stages), PipelineState("epilogue", EPILOGUE_STAGES)
+        state = WindowCta(cta, scheduler, windows, filters, *stages, epilogue)
+        with if_(thread.warp < consumer_warps):
             emit_consumer(mainloop, state)
-        with state.elect_loader(0):
+        with thread.elect_in_warp(consumer_warps):
             mainloop.load_filters(filter_map, filters)
             with scheduler.work_tiles(cta.index) as tile:
-                mainloop.load_window(tile, input_map, windows, states[0])
+                mainloop.load_window(tile, input_map, windows, state.window_stage)
         if ops.residuals:
-            with state.elect_loader(1), scheduler.work_tiles(cta.index) as tile:
-                stored.load_residual(tile, states[1])
+            with thread.elect_in_warp(consumer_warps + 1), scheduler.work_tiles(cta.index) as tile:
+                epilogue.load_residual(tile, state.epilogue_stage)
 
 
 def make_epilogue_tile(config: WindowConfig) -> PatchEpilogueTile:
@@ -236,12 +223,12 @@ def make_pipelines(
 
 def emit_consumer(mainloop: WindowMainloop, state: WindowCta) -> None:
     """Multiply and store work tiles; run by all threads of the warpgroups."""
-    count, thread, stored = mainloop.num_accumulators, state.thread, state.epilogue
+    count, thread, epilogue = mainloop.num_accumulators, state.cta.thread, state.epilogue
     promoted = allocate("sums", count, "float32") if mainloop.promoted_taps else None
-    accumulators = Accumulators.allocate(count, mainloop.atom.accumulator_dtype, stored.dtype, promoted)
+    accumulators = Accumulators.allocate(count, mainloop.atom.accumulator_dtype, epilogue.dtype, promoted)
     state.filters.consumer_wait(0, 0)
-    with state.tiles.work_tiles(state.index) as tile:
-        stored.channels.prefetch(tile, thread)
-        mainloop.consume(accumulators, state.filters.stage_address(0), state.windows, state.states[0], thread)
-        stored.store(accumulators.list_sums(), tile, state.states[1], thread, thread.warpgroup)
-    stored.finish(thread)
+    with state.tiles.work_tiles(state.cta.index) as tile:
+        epilogue.channels.prefetch(tile, thread)
+        mainloop.consume(accumulators, state.filters.stage_address(0), state.windows, state.window_stage, thread)
+        epilogue.store(accumulators.list_sums(), tile, state.epilogue_stage, thread, thread.warpgroup)
+    epilogue.finish(thread)

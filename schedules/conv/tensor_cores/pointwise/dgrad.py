@@ -16,7 +16,6 @@ Sources: PTX ISA, "mma.sync", "cp.async" and "ldmatrix".
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
@@ -104,21 +103,19 @@ def pointwise_mma_sync(s: Schedule, w: InputGradient, k: Knobs) -> Schedule:
 
 
 def emit_kernel(config: PointwiseConfig, arguments: dict[str, Buffer], *, has_filter_rows: bool = False) -> None:
-    """Emit the kernel; see `copy_filters` for the last argument."""
+    """Emit the kernel; see `FilterCopy` for the last argument."""
     num_ctas, warps, rounds = int(config.num_blocks), int(config.warps), int(config.rounds)
     with open_cta(num_ctas, int(config.num_threads), 1, splits_in_cluster=False) as cta:
         smem = allocate_smem(int(config.smem_bytes))
         allow_dependent_launch()
         tile = Register("tile", value=cta.index * warps + cta.thread.warp)
         sums = PixelSums.allocate(config, arguments, cta.thread, smem)
-        copy_weight = functools.partial(
-            copy_filters, config, arguments["K"], smem, cta.thread.thread, has_filter_rows=has_filter_rows
-        )
+        filter_copy = FilterCopy(config, arguments["K"], smem, cta.thread.thread, has_filter_rows)
         if config.stages:
             staged = StagedTile(config, arguments["X"], sums, cta, smem + to_uint32(config.filter_bytes))
             pipeline = CpAsyncPipeline(int(config.stages))
             pipeline.fill(rounds, staged.copy)
-            copy_weight(load_pixels=lambda: None)
+            filter_copy.emit(load_pixels=lambda: None)
 
             def compute(stage: Expr) -> None:
                 staged.multiply(stage)
@@ -128,7 +125,7 @@ def emit_kernel(config: PointwiseConfig, arguments: dict[str, Buffer], *, has_fi
             pipeline.run(rounds, staged.copy, compute, staged.is_valid)
             return
         pixels = RegisterTile.allocate(config, arguments["X"], sums)
-        copy_weight(load_pixels=functools.partial(pixels.load, tile.value))
+        filter_copy.emit(load_pixels=lambda: pixels.load(tile.value))
         emit_call(T.cuda.cta_sync())
         with serial_loop(rounds, "round"), if_(tile.value < int(config.num_tiles)):
             pixels.multiply()
@@ -138,71 +135,90 @@ def emit_kernel(config: PointwiseConfig, arguments: dict[str, Buffer], *, has_fi
             tile.set(tile.value + num_ctas * warps)
 
 
-def copy_filters(
-    config: PointwiseConfig,
-    filters: Buffer,
-    smem: Expr,
-    thread: Expr,
-    load_pixels: Callable[[], None],
-    *,
-    has_filter_rows: bool,
-) -> None:
-    """Copy the weight to shared memory, as operand A of each step and mma.
-
-    The first loads of pixels follow those of the weight, which products wait for first.
+@dataclass(frozen=True)
+class FilterCopy:
+    """The copy of the weight to shared memory, as operand A of each step and mma.
 
     An item is half a fragment of a lane: two channels of dX of the same channels of dY, one of 32 bits or two of 16.
-    With `has_filter_rows`, the weight is (channels of dX, channels of dY), as that of a forward convolution is if its
-    filters stand for the channels of dX. Otherwise it is (channels of dY, channels of dX). `ldmatrix` and loads to
-    registers have different orders of the reduction.
     """
-    shape, items_per_step, num_threads = config.shape, config.mmas_m * 2 * WARP_SIZE, int(config.num_threads)
-    num_items = 2 * config.k_groups * items_per_step
-    num_batches = ceil_div(num_items, num_threads * MAX_FILTER_BATCH)
-    batch_size = ceil_div(num_items, num_threads * num_batches)
-    words = 4 // config.itemsize  # elements of a word, and so loads of an item
-    loaded, packed = (allocate(name, 2 * batch_size, "uint32") for name in ("loaded", "packed"))
 
-    def locate(item: Expr) -> tuple[Expr, Expr, Expr]:
-        """Return the first channel of dY and of dX of an item, and its offset in shared memory."""
+    config: PointwiseConfig
+    filters: Buffer  # the weight
+    smem: Expr  # shared-memory address of the copy
+    thread: Expr  # index of the thread in the CTA
+    # Whether the weight is (channels of dX, channels of dY), as that of a forward convolution is if its filters stand
+    # for the channels of dX. Otherwise it is (channels of dY, channels of dX).
+    has_filter_rows: bool
+
+    @property
+    def word_elements(self) -> int:
+        """Elements of a word of 32 bits."""
+        return 4 // self.config.itemsize
+
+    @property
+    def items_per_step(self) -> int:
+        """Items of a step of the reduction."""
+        return self.config.mmas_m * 2 * WARP_SIZE
+
+    def locate(self, item: Expr) -> tuple[Expr, Expr, Expr]:
+        """Return the first channel of dY and of dX of an item, and its offset in shared memory.
+
+        `ldmatrix` and loads to registers have different orders of the reduction.
+        """
+        config, vector, word_elements = self.config, VECTOR_BYTES // self.config.itemsize, self.word_elements
         lane, half = item % WARP_SIZE, item // WARP_SIZE % 2  # a warp loads neighbouring channels of few rows
-        mma_m, step = item // (2 * WARP_SIZE) % config.mmas_m, item // items_per_step
-        k = (step // 2 * CHUNKS + lane % CHUNKS) * (VECTOR_BYTES // config.itemsize) + (step % 2 * 2 + half) * words
+        mma_m, step = item // (2 * WARP_SIZE) % config.mmas_m, item // self.items_per_step
+        k = (step // 2 * CHUNKS + lane % CHUNKS) * vector + (step % 2 * 2 + half) * word_elements
         if config.stages:
-            k = (2 * step + half) * (VECTOR_BYTES // config.itemsize) + lane % CHUNKS * words
+            k = (2 * step + half) * vector + lane % CHUNKS * word_elements
         offset = item // (2 * WARP_SIZE) * FRAGMENT_BYTES + lane * VECTOR_BYTES + half * 8
         return k, config.channel(2 * mma_m, lane // CHUNKS), offset
 
-    if num_batches > 1:
-        load_pixels()
-    with serial_loop(num_batches, "batch") as batch:
-        first = batch * (batch_size * num_threads) + thread
-        with unrolled_loop(batch_size, "i") as i:
-            item = first + i * num_threads
-            k, channel, _ = locate(item)
-            for e in range(2):
-                store(loaded, 2 * i + e, T.uint32(0))
-            with if_(logical_and(item < num_items, k < shape.k, is_below(channel, shape.n, config.mmas_m * MMA_M))):
-                for e in range(2 if has_filter_rows else 0):
-                    pointer = filters.access_ptr("r", offset=(channel + e) * shape.k + k)
-                    emit_ptx("ld.global.b32", loaded[2 * i + e], pointer)
-                for e in range(0 if has_filter_rows else words):
-                    pointer = filters.access_ptr("r", offset=(k + e) * shape.n + channel)
-                    destinations = [loaded[2 * i + e]] if words == 2 else [loaded[2 * i], loaded[2 * i + 1]]
-                    emit_ptx("ld.global.b32" if words == 2 else "ld.global.v2.b32", *destinations, pointer)
-        if num_batches == 1:
+    def emit(self, load_pixels: Callable[[], None]) -> None:
+        """Copy the weight in batches; the first loads of pixels follow those of the weight, which products wait for."""
+        num_threads, num_items = int(self.config.num_threads), 2 * self.config.k_groups * self.items_per_step
+        num_batches = ceil_div(num_items, num_threads * MAX_FILTER_BATCH)
+        batch_size = ceil_div(num_items, num_threads * num_batches)
+        loaded, packed = (allocate(name, 2 * batch_size, "uint32") for name in ("loaded", "packed"))
+        if num_batches > 1:
             load_pixels()
-        with unrolled_loop(batch_size, "i") as i:
-            item = first + i * num_threads
-            lower, upper = loaded[2 * i], loaded[2 * i + 1]
-            if (
-                words == 2 and not has_filter_rows
-            ):  # two channels of dX of two of dY become two channels of dY of two of dX
-                store(packed, 2 * i, lower & T.uint32(0xFFFF) | T.shift_left(upper, T.uint32(16)))
-                store(packed, 2 * i + 1, T.shift_right(lower, T.uint32(16)) | upper & T.uint32(0xFFFF0000))
-                lower, upper = packed[2 * i], packed[2 * i + 1]
-            with if_(item < num_items):
-                emit_ptx("st.shared.v2.b32", smem + to_uint32(locate(item)[2]), lower, upper)
+        with serial_loop(num_batches, "batch") as batch:
+            first = batch * (batch_size * num_threads) + self.thread
+            with unrolled_loop(batch_size, "i") as i:
+                self._load(first + i * num_threads, num_items, loaded, 2 * i)
+            if num_batches == 1:
+                load_pixels()
+            with unrolled_loop(batch_size, "i") as i:
+                self._store(first + i * num_threads, num_items, loaded, packed, 2 * i)
+
+    def _load(self, item: Expr, num_items: int, loaded: Buffer, first: Expr) -> None:
+        """Load the two words of an item to registers, with zeros beyond the channels."""
+        config, shape = self.config, self.config.shape
+        k, channel, _ = self.locate(item)
+        for e in range(2):
+            store(loaded, first + e, T.uint32(0))
+        with if_(logical_and(item < num_items, k < shape.k, is_below(channel, shape.n, config.mmas_m * MMA_M))):
+            if self.has_filter_rows:
+                for e in range(2):
+                    pointer = self.filters.access_ptr("r", offset=(channel + e) * shape.k + k)
+                    emit_ptx("ld.global.b32", loaded[first + e], pointer)
+            elif self.word_elements == 2:
+                for e in range(2):
+                    pointer = self.filters.access_ptr("r", offset=(k + e) * shape.n + channel)
+                    emit_ptx("ld.global.b32", loaded[first + e], pointer)
+            else:
+                pointer = self.filters.access_ptr("r", offset=k * shape.n + channel)
+                emit_ptx("ld.global.v2.b32", loaded[first], loaded[first + 1], pointer)
+
+    def _store(self, item: Expr, num_items: int, loaded: Buffer, packed: Buffer, first: Expr) -> None:
+        """Store an item to shared memory, a word for each of the two channels of dX."""
+        lower, upper = loaded[first], loaded[first + 1]
+        if self.word_elements == 2 and not self.has_filter_rows:  # words of two channels of dX of a channel of dY
+            store(packed, first, lower & T.uint32(0xFFFF) | T.shift_left(upper, T.uint32(16)))
+            store(packed, first + 1, T.shift_right(lower, T.uint32(16)) | upper & T.uint32(0xFFFF0000))
+            lower, upper = packed[first], packed[first + 1]
+        with if_(item < num_items):
+            emit_ptx("st.shared.v2.b32", self.smem + to_uint32(self.locate(item)[2]), lower, upper)
 
 
 @dataclass(frozen=True)
@@ -327,8 +343,7 @@ class StagedTile:
     @property
     def operand(self) -> PixelOperand:
         """The copies of a tile."""
-        channels = self.config.shape.k
-        return PixelOperand(self.pixels, channels, channels, 0, 0, first_chunk=0, max_first_chunk=0)
+        return PixelOperand(self.pixels, self.config.shape.k, self.config.shape.k)
 
     def is_valid(self, iteration: Expr) -> Expr:
         """Return whether the CTA has pixels in an iteration."""
@@ -360,7 +375,7 @@ class StagedTile:
             chunk = lane_chunk if num_chunks == CHUNKS else T.min(lane_chunk, num_chunks - 1)
             for octet in range(config.pixel_octets):
                 offset = to_uint32(octet * OCTET * pitch + (group * CHUNKS + chunk) * VECTOR_BYTES)
-                ldmatrix_x4([words[octet * 4 + e] for e in range(4)], first + offset, transposed=False)
+                ldmatrix_x4([words[octet * 4 + e] for e in range(4)], first + offset)
                 for e in range(num_chunks, CHUNKS):
                     store(words, octet * 4 + e, T.uint32(0))
             for step in range(ceil_div(num_chunks, 2)):

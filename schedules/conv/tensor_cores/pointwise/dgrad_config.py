@@ -72,7 +72,10 @@ class PointwiseConfig(EstimatedTileConfig):
     def list_pruned(cls, w: InputGradient) -> list[Rule]:
         """Return the conditions on configs that are worth a search."""
         return [
-            ("there are pixels for all CTAs", lambda t: (t.num_blocks == t.max_ctas) | (t.max_ctas <= 132)),
+            (
+                "there are pixels for all CTAs",
+                lambda t: (t.num_blocks == t.max_ctas) | (t.max_ctas <= H200.multiprocessors),
+            ),
             ("all CTAs are resident at a time", lambda t: t.num_blocks <= t.resident_ctas * H200.multiprocessors),
             ("there are at most as many stages as tiles", lambda t: t.stages <= np.maximum(t.rounds, 2)),
         ]

@@ -29,10 +29,10 @@ class PixelOperand:
     array: Buffer
     all_channels: int  # channels of the array
     channels: int  # channels of the CTA
-    first_channel: Expr  # the first of them
-    offset: int  # bytes from the start of a stage
-    first_chunk: Expr  # chunk of 16 bytes of a pixel from which this warp and lane load
-    max_first_chunk: int  # its maximum among all warps and lanes
+    first_channel: Expr = 0  # the first of them
+    offset: int = 0  # bytes from the start of a stage
+    first_chunk: Expr = 0  # chunk of 16 bytes of a pixel from which this warp and lane load
+    max_first_chunk: int = 0  # its maximum among all warps and lanes
 
     @property
     def chunks(self) -> int:

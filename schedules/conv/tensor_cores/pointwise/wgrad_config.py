@@ -91,8 +91,12 @@ class PointwiseWgradConfig(EstimatedTileConfig):
     @classmethod
     def list_pruned(cls, w: WeightGradient) -> list[Rule]:
         """Return the conditions on configs that are worth a search."""
+        fewest, max_tiles = PARTS_CHOICES[0], ceil_div(make_wgrad_shape(w).k, BLOCK_K_CHOICES[0])
         return [
-            ("there are at most as many parts as tiles of pixels", lambda t: t.parts <= t.num_tiles),
+            (
+                "there are at most as many parts as tiles of pixels",
+                lambda t: (t.parts <= t.num_tiles) | ((max_tiles < fewest) & (t.parts == fewest)),
+            ),
             (
                 "each warp has sums that exist",
                 lambda t: (

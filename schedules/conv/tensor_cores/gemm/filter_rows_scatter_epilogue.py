@@ -1,7 +1,7 @@
-"""Epilogue of a product with filters as rows, whose columns are no neighbouring pixels of the output.
+"""Epilogue of a product with filters as rows whose threads scatter columns to pixels of the output.
 
 `stmatrix` transposes the accumulators on the way to shared memory, as in `filter_rows_epilogue`. TMA cannot store the
-pixels of halo rows, between which there are zeros, so that the threads of a warpgroup store vectors of filters of the
+pixels of halo rows, between which there are zeros. The threads of a warpgroup therefore store vectors of filters of the
 pixels that exist.
 """
 
@@ -43,7 +43,7 @@ SUBTILE_PIXELS = 16  # pixels of a subtile, which an stmatrix stores
 CHUNKS = 8  # vectors of the 64 filters of a subtile, of 16-bit results
 
 
-class FilterRowsPixelEpilogue(FilterRowsEpilogue):
+class FilterRowsScatterEpilogue(FilterRowsEpilogue):
     """Applies the epilogue to a warpgroup's accumulators, and stores the filters of existing pixels.
 
     Args:

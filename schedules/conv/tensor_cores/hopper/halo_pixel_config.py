@@ -11,13 +11,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import numpy as np
 
 from tvmconv.arithmetic import ceil_div, round_up
-from tvmconv.target import (
-    H200,
-    MAX_REGISTERS_PER_THREAD,
-    REGISTERS_PER_MULTIPROCESSOR,
-    WARP_SIZE,
-    WARPGROUP_SIZE,
-)
+from tvmconv.target import H200, WARP_SIZE, WARPGROUP_SIZE
 from tvmconv.tensor_map import MAX_BOX_ELEMENTS, MAX_PIXELS
 from tvmconv.workloads import Conv, epilogue
 from tvmconv.workloads.dtypes import get_itemsize
@@ -27,12 +21,11 @@ from ...tile_config import Rule
 from ..gemm.halo_pixels import HaloPixels
 from ..implicit_gemm_shape import ACCUMULATOR_BYTES
 from ..latency_model import count_ctas_per_sm
-from .constraints import MAX_ACCUMULATORS, MAX_SHARED_BYTES
+from .constraints import MAX_ACCUMULATORS, MAX_SHARED_BYTES, limit_registers_per_thread
 from .tile_config import (
     BARRIER_BYTES,
     MAX_ACTIVE_CTAS,
     MAX_EPILOGUE_ROW_BYTES,
-    MAX_SWIZZLE_BYTES,
     MIN_SWIZZLE_BYTES,
     OVERHEAD_REGISTERS,
     SWIZZLE_ALIGNMENT_BYTES,
@@ -42,21 +35,22 @@ from .tile_config import (
 if TYPE_CHECKING:
     from typing_extensions import Self
 
+SWIZZLE_BYTES = (128, 64, MIN_SWIZZLE_BYTES)
 NUM_LOADER_WARPS = 2  # the first loads filters, the second one pixels
 PIXELS, FILTERS = "pixels", "filters"  # rows of the product
-BLOCK_N_CHOICES = (16, 32, 48, 64, 80, 96, 112, 128, 144, 160, 176, 192, 208, 224, 240, 256)
-MIN_COLUMNS = 16  # of an instruction, in the options
+BLOCK_N_CHOICES = tuple(range(16, 257, 16))
+MIN_COLUMNS = BLOCK_N_CHOICES[0]  # columns of the narrowest tile
 STAGED_FILTERS = 64  # filters of a subtile of the output, if they are the rows of the product
-# Rates of an SM per clock, approximately, of an H200: multiply-adds of 16 bits, bytes of shared memory that wgmma reads
-# and TMA writes, bytes that TMA copies from L2 while all SMs do, and its share of the global memory's bandwidth.
+# Approximate rates of an SM of an H200 per clock: multiply-adds of 16 bits, bytes of shared memory that wgmma reads and
+# TMA writes, bytes that TMA copies from L2 while all SMs do, and bytes of its share of the global memory's bandwidth.
 MACS_PER_CLOCK, SMEM_BYTES_PER_CLOCK, COPIED_BYTES_PER_CLOCK, MEMORY_BYTES_PER_CLOCK = 2048, 128, 40, 16
 # Cycles of the stores of a wgmma's tile per 128 columns, of the barriers of a tap, and of a launch.
 EPILOGUE_CYCLES, TAP_CYCLES, START_CYCLES = 700, 40, 3000
 
 
 @dataclass(frozen=True)
-class HaloConfig(EstimatedTileConfig):
-    """One config, or many configs as columns."""
+class HaloPixelConfig(EstimatedTileConfig):
+    """One config of `halo_hopper`, or many configs as columns."""
 
     TILE_KNOBS: ClassVar[tuple[str, ...]] = ("rows", "warpgroups", "wgmma_m_tiles", "block_n")
     # 293 kernels of 23 layers on an H200 took 0.77 to 1.53 times their estimate at the boost clock of an H100, and 1.04
@@ -82,7 +76,7 @@ class HaloConfig(EstimatedTileConfig):
             "warpgroups": (1, 2, 3),
             "wgmma_m_tiles": (1, 2),
             "block_n": BLOCK_N_CHOICES,
-            "block_k_bytes": [n for n in (128, 64, 32) if n <= max(channel_bytes, MIN_SWIZZLE_BYTES)],
+            "block_k_bytes": [n for n in SWIZZLE_BYTES if n <= max(channel_bytes, MIN_SWIZZLE_BYTES)],
             "halo_stages": (2, 3, 1),  # of equal estimates, the first option is the default
             "stages": (6, 4, 3, 2),
             "cluster_size": (1, 2),
@@ -93,14 +87,12 @@ class HaloConfig(EstimatedTileConfig):
         """Return the conditions on every config."""
         return [
             (f"at most {MAX_ACCUMULATORS} accumulators per thread", lambda t: t.num_accumulators <= MAX_ACCUMULATORS),
-            (
-                "the registers of all threads fit",
-                lambda t: (
-                    (t.registers <= MAX_REGISTERS_PER_THREAD)
-                    & (t.registers * t.num_threads <= REGISTERS_PER_MULTIPROCESSOR)
-                ),
-            ),
+            ("the registers of all threads fit", lambda t: t.registers <= limit_registers_per_thread(t.num_threads)),
             (f"a copy has at most {MAX_PIXELS} halo rows", lambda t: t.plane_rows <= MAX_PIXELS),
+            (
+                "there is one stage of halo rows only for one block of channels, as the next block fills another stage",
+                lambda t: (t.halo_stages > 1) | (t.num_blocks_k == 1),
+            ),
             (
                 "the CTAs of a cluster load equal parts of the filters, whole swizzle atoms",
                 lambda t: t.tile_filters % (8 * t.cluster_size) == 0,
@@ -120,8 +112,8 @@ class HaloConfig(EstimatedTileConfig):
             ("halo rows are loaded ahead", lambda t: (t.halo_stages > 1) | (t.ctas_per_sm > 1)),
             ("clusters have several tiles", lambda t: (t.cluster_size == 1) | (t.num_tiles >= H200.multiprocessors)),
             (
-                "blocks of channels fill the rows of shared memory",
-                lambda t: t.block_k_bytes == min(MAX_SWIZZLE_BYTES, w.C * get_itemsize(w.storage) // 32 * 32),
+                "blocks have as many channels as possible",
+                lambda t: t.block_k_bytes == max(cls.list_options(w)["block_k_bytes"]),
             ),
         ]
 

@@ -1,8 +1,8 @@
-"""Epilogue of products whose rows are not contiguous: subtiles pass through shared memory to vectors of channels.
+"""Epilogue whose threads scatter rows to pixels that are not contiguous in the output, in vectors of channels.
 
 The pixels of a residue class of a strided dgrad are not contiguous in dX, nor are those of halo rows in Y, so no box of
-TMA has them. A warp reads the 16 rows that it has
-written itself, so that only its own threads synchronize, and stores neighbouring vectors of a pixel together.
+TMA has them. Subtiles of the accumulators pass through shared memory. A warp reads the 16 rows that it has written
+itself, so that only its own threads synchronize, and stores neighbouring vectors of a pixel together.
 """
 
 from __future__ import annotations
@@ -20,7 +20,6 @@ from ....tir_builder import (
     Expr,
     allocate,
     choose_offset_dtype,
-    emit_ptx,
     if_,
     load_global,
     load_shared,
@@ -31,7 +30,7 @@ from ....tir_builder import (
     to_offset,
 )
 from ..implicit_gemm_shape import ImplicitGemmShape
-from .atoms import ThreadPosition
+from .atoms import ThreadPosition, sync_warp
 from .channel_arguments import ChannelArguments
 from .epilogue_ops import EpilogueOps
 from .epilogue_tile import EpilogueTile
@@ -43,7 +42,7 @@ from .tma_epilogue import TmaEpilogue
 WARP_ROWS = 16  # rows of a subtile that a warp has accumulators of
 
 
-class PixelClasses(Protocol):
+class RowPixels(Protocol):
     """The pixels of the output that the rows of one or several products belong to."""
 
     @property
@@ -62,7 +61,7 @@ class PixelClasses(Protocol):
         """Return the pixel of a row, counted over all images, and whether there is one."""
 
 
-class ResidueEpilogue(TmaEpilogue):
+class ScatterEpilogue(TmaEpilogue):
     """Applies the epilogue to a warpgroup's accumulators as `TmaEpilogue` does, and stores them to pixels of a class.
 
     Args:
@@ -71,7 +70,7 @@ class ResidueEpilogue(TmaEpilogue):
         channels: Per-channel arguments.
         pipeline: Stages of all warpgroups, whose barriers are not used.
         arguments: Argument buffers by name.
-        residues: The residue classes, or other pixels of rows.
+        pixels: Pixels of the rows, such as residue classes.
         shape: The product of a class.
         is_exact: Whether work tiles have no columns beyond a group.
     """
@@ -83,22 +82,22 @@ class ResidueEpilogue(TmaEpilogue):
         channels: ChannelArguments,
         pipeline: TmaPipeline,
         arguments: Mapping[str, Buffer],
-        residues: PixelClasses,
+        pixels: RowPixels,
         shape: ImplicitGemmShape,
         is_exact: bool,
     ) -> None:
         arrays = [arguments[name] for name in ("Y", *ops.residuals)]
         super().__init__(tile, ops, channels, pipeline, arrays)
         self._output, *self._residual_arrays = arrays
-        self._residues, self._is_exact = residues, is_exact
+        self._pixels, self._is_exact = pixels, is_exact
         self._columns, self._row_columns = shape.n, shape.groups * shape.n
         self._chunks = tile.layout.row_bytes // CHUNK_BYTES
         self._passes = WARP_ROWS * self._chunks // WARP_SIZE
-        self._dtype = choose_offset_dtype(residues.rows * residues.count * self._row_columns)
+        self._dtype = choose_offset_dtype(pixels.rows * pixels.count * self._row_columns)
         self._indices = allocate("first_element", self._passes, self._dtype)  # -1: the pixel is beyond the output
         self._vectors = [allocate(f"vector_{i}", CHUNK_BYTES // 4, "uint32") for i in range(self._passes)]
         self._vector_columns = CHUNK_BYTES // get_itemsize(tile.dtype)
-        self.stores_zeros = not residues.have_taps and not ops.ops  # of classes without taps, in place of their sums
+        self.stores_zeros = not pixels.have_taps and not ops.ops  # of classes without taps, in place of their sums
 
     def store(
         self,
@@ -118,7 +117,7 @@ class ResidueEpilogue(TmaEpilogue):
             self._locate_rows(tile, thread, warpgroup, m_atom)
             for n_idx in range(epilogue_tile.subtiles_n):
                 accesses = list(zip(self._vectors, addresses, self._list_vectors(tile, thread, n_idx), strict=True))
-                _sync_warp()
+                sync_warp()
                 if self._residual is not None:
                     for vector, _, (index, is_inside) in accesses:
                         with if_(is_inside):
@@ -126,9 +125,9 @@ class ResidueEpilogue(TmaEpilogue):
                     for vector, address, (_, is_inside) in accesses:
                         with if_(is_inside):
                             store_shared(address, vector, CHUNK_BYTES)
-                    _sync_warp()
+                    sync_warp()
                 self._copy_to_smem(accumulators, m_atom, n_idx, buffer, thread)
-                _sync_warp()
+                sync_warp()
                 for vector, address, _ in accesses:
                     load_shared(vector, address, CHUNK_BYTES)
                 for vector, _, (index, is_inside) in accesses:
@@ -162,7 +161,7 @@ class ResidueEpilogue(TmaEpilogue):
         first_column = tile.group * self._columns + tile.n + chunk * self._vector_columns
         for i, row in enumerate(rows):
             first_row = self._tile.row(tile, warpgroup, m_atom)
-            pixel, exists = self._residues.locate_pixel(tile.residue, first_row + row)
+            pixel, exists = self._pixels.locate_pixel(tile.residue, first_row + row)
             element = to_offset(pixel, self._dtype) * self._row_columns + first_column
             store(self._indices, i, T.Select(exists, element, to_offset(-1, self._dtype)))
 
@@ -175,7 +174,3 @@ class ResidueEpilogue(TmaEpilogue):
             (self._indices[i] + first_column, logical_and(is_column, self._indices[i] >= 0))
             for i in range(self._passes)
         ]
-
-
-def _sync_warp() -> None:
-    emit_ptx("bar.warp.sync", T.uint32(0xFFFFFFFF))
