@@ -155,19 +155,15 @@ def index_logs_by_workload(
 
 
 def find_best_per_workload(
-    invalid_lines_by_log: Mapping[Path, InvalidLines],
-    workload: Workload | None = None,
-    device_name: str | None = None,
-    max_configs: int = 1,
+    invalid_lines_by_log: Mapping[Path, InvalidLines], device_name: str | None = None, max_configs: int = 1
 ) -> list[Record]:
     """Return the best valid records of each workload on each device, in the order of their first records.
 
     `invalid_lines_by_log`: logs, each with the object that collects its invalid lines.
-    `workload`: workload whose records count (default: all).
     `device_name`: name of the device whose records count (default: all).
     `max_configs`: maximum number of configs of each workload and device, the best first.
     """
-    groups = index_logs_by_workload(invalid_lines_by_log, workload, device_name).values()
+    groups = index_logs_by_workload(invalid_lines_by_log, device_name=device_name).values()
     return [record for group in groups for record in islice(iterate_fastest_first(group), max_configs)]
 
 

@@ -59,9 +59,8 @@ concatenate = torch.ops.tvmconv.concatenate.default
 class _Rows:
     """Rows of elements in memory with a constant distance."""
 
-    count: int
-    width: int
-    pitch: int
+    width: int  # elements of a row
+    pitch: int  # elements from a row to the next one
 
 
 def _find_rows(x: Any, layout: str) -> _Rows | None:
@@ -83,7 +82,7 @@ def _find_rows(x: Any, layout: str) -> _Rows | None:
         if found != distance or pitch < expected:
             return None
         distance *= size
-    return _Rows(math.prod(shape[:num_outer]), expected, pitch)
+    return _Rows(expected, pitch)
 
 
 def find_common_layout(images: Sequence[Any]) -> str | None:

@@ -47,11 +47,6 @@ class ConvCall(NamedTuple):
     device: torch.device
 
     @property
-    def layout(self) -> str:
-        """Layout of all tensors in the words of workloads."""
-        return CHANNELS_LAST if self.channels_last else CHANNELS_FIRST
-
-    @property
     def output_shape(self) -> Sizes:
         """Shape of the output: (N, O, space)."""
         return compute_output_shape(

@@ -68,11 +68,6 @@ class ConvSite:
     residual_metadata: Any = None  # `TensorMetadata` of the residual, if there is one
 
     @property
-    def norm(self) -> Any:
-        """The first operation that weight and bias include; None if there is none."""
-        return self.affines[0] if self.affines else None
-
-    @property
     def input_node(self) -> Any:
         """Node of the input in the current graph, before zero padding."""
         node = self.pad_nodes[-1] if self.pad_nodes else self.nodes[0]

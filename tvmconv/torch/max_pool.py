@@ -32,7 +32,6 @@ from tvmconv.workloads.layout import CHANNELS_LAST
 
 THREADS = 256
 MAX_TAPS, MAX_VECTORS = 255, 1 << 31
-NAMES_OF_KERNELS = "max_pool", "max_pool_backward"
 NAMES = ("input", "kernel_size", "stride", "padding", "dilation", "ceil_mode", "return_indices")
 DEFAULTS = {"stride": None, "padding": 0, "dilation": 1, "ceil_mode": False, "return_indices": False}
 WINDOW = "int[] size, int[] stride, int[] padding"

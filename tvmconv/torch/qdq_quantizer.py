@@ -100,7 +100,7 @@ class QdqQuantizer(GraphQuantizer):
         for each in reversed([*graph.nodes]):
             if not each.users and (read_format(each, QUANTIZE) or read_format(each, DEQUANTIZE)):
                 graph.erase_node(each)
-        return QuantizedGraph(graph, layers, set())
+        return QuantizedGraph(graph, layers)
 
 
 def _widen_for_readers(

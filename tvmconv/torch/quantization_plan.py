@@ -119,12 +119,10 @@ class QuantizedGraph:
     Attributes:
         graph: The nodes.
         layers: Quantized convolutions by their node in the former graph.
-        rounded: Those of them with an input that an operator of its own rounds.
     """
 
     graph: fx.Graph
     layers: dict[fx.Node, QuantizedConv]
-    rounded: set[fx.Node]
 
 
 def quantize_graph(
@@ -152,7 +150,6 @@ def quantize_graph(
     stored = find_stored(convs, quantized)
     builder = _GraphBuilder(module, graph, _has_in_place_writes(module))
     layers: dict[fx.Node, QuantizedConv] = {}
-    rounded: set[fx.Node] = set()
     for node in (each for each in former.nodes if each in quantized):
         source, residual = convs[node], find_residual(node)
         is_stored = node in stored
@@ -176,14 +173,13 @@ def quantize_graph(
         new_node = copies[node]
         for index, read in enumerate(list_read_in_8_bits(node, stored)):
             if read not in stored:
-                rounded.add(node)
                 grid = scales[read], zero_points.get(read, 0)
                 new_node.update_arg(index, builder.round(read, copies[read], new_node, grid, source, dtype))
         if not is_stored and residual in stored:
             grid = scales[residual], zero_points.get(residual, 0)
             new_node.update_arg(1, builder.widen(copies[residual], new_node, grid, layer))
         new_node.target = builder.add_module(f"quantized_{node.name}", layer)
-    return QuantizedGraph(graph, layers, rounded)
+    return QuantizedGraph(graph, layers)
 
 
 class _GraphBuilder:

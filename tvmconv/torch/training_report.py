@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from html import escape
 from typing import Any
@@ -142,13 +142,3 @@ def _format_speedup(line: ProductReport) -> str:
     if not (line.pytorch_seconds and line.tvmconv_seconds):
         return EMPTY_CELL
     return format_significant(line.pytorch_seconds / line.tvmconv_seconds)
-
-
-def sum_seconds(lines: Sequence[ProductReport]) -> tuple[float, float]:
-    """Return the seconds of all timed products with PyTorch alone, and with what runs them now."""
-    timed = [line for line in lines if line.pytorch_seconds is not None]
-    before = sum(line.pytorch_seconds or 0.0 for line in timed)
-    after = sum(
-        (line.pytorch_seconds if line.implementation == PYTORCH_NAME else line.tvmconv_seconds) or 0.0 for line in timed
-    )
-    return before, after
