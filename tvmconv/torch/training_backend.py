@@ -20,9 +20,10 @@ from torch import fx
 from tvmconv.deadline import Deadline
 from tvmconv.torch.batch_norm_fusion import NormSite, find_norm_sites, replace_norm_sites
 from tvmconv.torch.conv_call import STATS_IN_GRAPHS
+from tvmconv.torch.conv_dispatch import convolve, convolve_by_operator, convolve_with_stats_by_operator
 from tvmconv.torch.conv_site import Metadata
 from tvmconv.torch.device_match import find_device_for
-from tvmconv.torch.functional import convolve, convolve_by_operator, convolve_with_stats_by_operator, record_calls
+from tvmconv.torch.functional import record_calls
 from tvmconv.torch.kernel_table import RecordedCall, table
 from tvmconv.torch.kernels import make_training_provider
 from tvmconv.torch.max_pool import replace_poolings
