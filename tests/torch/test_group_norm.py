@@ -128,7 +128,7 @@ SPELLINGS = {
 @pytest.fixture
 def is_cheap(monkeypatch):
     """Leaves the convolutions to PyTorch, whose kernels would have to be built."""
-    monkeypatch.setitem(tvmconv.torch.optimize.__globals__, "find_layer_kernels", lambda *_: None)
+    monkeypatch.setattr("tvmconv.torch.inference.find_layer_kernels", lambda *_: None)
 
 
 def draw_parameters(model):
@@ -221,7 +221,7 @@ def test_a_unet_is_channels_last_throughout(monkeypatch):
         def conversion_seconds(self, nbytes):
             return 6e-6
 
-    monkeypatch.setitem(tvmconv.torch.optimize.__globals__, "LayoutCosts", Costs)
+    monkeypatch.setattr("tvmconv.torch.inference.LayoutCosts", Costs)
     parts = {"down": Stage(1, 4, 1), "bottom": Stage(4, 8, 2), "up": Stage(8, 4, 1), "last": nn.Conv3d(4, 3, 1)}
     model = Model(call_unet, upsampling=nn.ConvTranspose3d(8, 4, 2, 2), **parts).eval()
     x = torch.randn(1, 1, 8, 8, 8)
