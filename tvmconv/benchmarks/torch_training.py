@@ -32,10 +32,11 @@ import statistics
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass, field
+from pathlib import Path
 from typing import Any
 
 from tvmconv.benchmarks.common import add_device, add_gpu_lock, add_output, find_device, hold_gpu, write_report
-from tvmconv.benchmarks.inductor_ahead import DEFAULT_MODE, make_waiting_backend
+from tvmconv.benchmarks.inductor_ahead import compile_ahead
 from tvmconv.cli import options, output
 from tvmconv.cli.errors import UsageError, print_note
 from tvmconv.cli.progress import progress_line
@@ -229,15 +230,6 @@ def _measure(name: str, args: argparse.Namespace) -> Iterator[tuple[list[dict[st
         started_at = time.perf_counter()
         return make(label, torch.compile(copy.deepcopy(network), **how), started_at)
 
-    def compile_ahead(label: str, network: Any, mode: str) -> StepVariant:
-        if mode != DEFAULT_MODE:
-            with hold_gpu(args.gpu_lock, is_shared=True):
-                return compile_network(label, network, mode=mode)
-        with make_waiting_backend(args.gpu_lock) as (backend, waiting):
-            variant = compile_network(label, network, backend=backend)
-        variant.made_seconds -= waiting.seconds
-        return variant
-
     def add(variant: StepVariant) -> None:
         variants.append(_capture(variant, pool))
         if args.kernels and variant.replay is not None:
@@ -247,7 +239,10 @@ def _measure(name: str, args: argparse.Namespace) -> Iterator[tuple[list[dict[st
     compiled: dict[str, StepVariant] = {}
     if args.gpu_lock:
         with _without_cudnn_benchmark():
-            compiled = {label: compile_ahead(label, model, mode) for label, mode in modes.items()}
+            for label, mode in modes.items():
+                compile_model = functools.partial(compile_network, label, model)
+                compiled[label], waiting_seconds = compile_ahead(compile_model, mode, args.gpu_lock)
+                compiled[label].made_seconds -= waiting_seconds
         torch.cuda.empty_cache()
     with hold_gpu(args.gpu_lock):
         add(make(PYTORCH, copy.deepcopy(model), None))
@@ -255,19 +250,13 @@ def _measure(name: str, args: argparse.Namespace) -> Iterator[tuple[list[dict[st
             add(variant)
         yield _time_in_turns(variants), None
         started_at = time.perf_counter()
-        with progress_line(f"{name}: ") as show, _autocast(args.dtype):
-            tuning: dict[str, Any] = {"seconds": args.seconds, "log": args.out / "torch-training.jsonl"}
-            if args.seconds is None and not tuning["log"].exists():
-                tuning["log"] = None
-            tuning["fused"] = args.fused
-            optimized = tvmconv.torch.optimize(copy.deepcopy(model), images, train=True, progress=show, **tuning)
+        optimized, log = _optimize(name, model, images, args)
         layers = tvmconv.torch.get_training_report(optimized)
         add(make(OURS_FUSED if args.fused else OURS, optimized, started_at))
         yield _time_in_turns(variants), layers
-        log = tuning["log"] if tuning["log"] and tuning["log"].exists() else None  # none if no kernel was timed
         backend, eager_backend = (
-            functools.partial(tvmconv.torch.backend.backend, options={"log": log, "fallback_backend": name})
-            for name in ("inductor", "eager")
+            functools.partial(tvmconv.torch.backend.backend, options={"log": log, "fallback_backend": fallback})
+            for fallback in ("inductor", "eager")
         )
         compilations: list[tuple[str, Any, dict[str, Any]]] = [
             *([(BY_EAGER_BACKEND, model, {"backend": eager_backend})] if args.backend_eager else []),
@@ -278,6 +267,17 @@ def _measure(name: str, args: argparse.Namespace) -> Iterator[tuple[list[dict[st
         for label, network, how in compilations:
             add(compile_network(label, network, **how))
             yield _time_in_turns(variants), layers
+
+
+def _optimize(name: str, model: Any, images: Any, args: argparse.Namespace) -> tuple[Any, Path | None]:
+    """Return the network with tvmconv's kernels, and the log of their times; None for the log if there are none."""
+    import tvmconv.torch
+
+    log = args.out / "torch-training.jsonl"
+    with progress_line(f"{name}: ") as show, _autocast(args.dtype):
+        tuning = {"seconds": args.seconds, "log": log if args.seconds or log.exists() else None, "fused": args.fused}
+        optimized = tvmconv.torch.optimize(copy.deepcopy(model), images, train=True, progress=show, **tuning)
+    return optimized, log if log.exists() else None
 
 
 @contextlib.contextmanager
