@@ -11,7 +11,7 @@ from torch import nn
 from tvmconv.compiler import nvrtc
 from tvmconv.torch import concatenation
 from tvmconv.torch.concatenation import VECTOR_TYPES, concatenate, find_common_layout, make_source
-from tvmconv.torch.signature import find_layout, lay_out
+from tvmconv.torch.tensor_layout import find_layout, lay_out
 from tvmconv.workloads.layout import CHANNELS_FIRST, CHANNELS_LAST
 
 VECTORS = "struct uint4 { unsigned x, y, z, w; }; struct uint2 { unsigned x, y; };\n"

@@ -18,7 +18,7 @@ from tvmconv.torch.group_norm_operator import group_norm_act
 from tvmconv.torch.group_norm_source import ACTIVATIONS, make_source
 from tvmconv.torch.layout_plan import LayoutCosts
 from tvmconv.torch.partition import partition_model, record_calls
-from tvmconv.torch.signature import lay_out
+from tvmconv.torch.tensor_layout import lay_out
 from tvmconv.workloads import parse
 from tvmconv.workloads.layout import CHANNELS_FIRST, CHANNELS_LAST
 

@@ -13,7 +13,7 @@ from tvmconv.compiler import nvrtc
 from tvmconv.torch import max_pool, training_backend
 from tvmconv.torch.backend import backend
 from tvmconv.torch.conv_call import KERNEL_DTYPES
-from tvmconv.torch.signature import find_layout, lay_out
+from tvmconv.torch.tensor_layout import find_layout, lay_out
 from tvmconv.workloads.layout import CHANNELS_LAST
 
 KERNELS = "max_pool", "max_pool_backward"

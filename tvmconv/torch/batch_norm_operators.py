@@ -28,9 +28,10 @@ import torch
 from torch.nn import functional
 
 from tvmconv.torch import batch_norm_kernels
-from tvmconv.torch.conv_call import compute_output_strides
 from tvmconv.torch.operator import NAMESPACE
 from tvmconv.torch.running_statistics import correct_variance
+from tvmconv.torch.tensor_layout import allocate_like, lay_out
+from tvmconv.workloads.layout import CHANNELS_LAST
 
 PARAMETERS = "Tensor stats, Tensor? weight, Tensor? bias, float eps, str activation"
 SCHEMAS = (
@@ -139,18 +140,8 @@ def read_in_graph(z: torch.Tensor, stand_in: torch.Tensor) -> torch.Tensor:
     return result
 
 
-def _lay_out(tensor: torch.Tensor) -> torch.Tensor:
-    """Return a tensor channels last, as a copy if necessary."""
-    strides = compute_output_strides(tensor.shape, True)
-    is_laid_out = all(
-        size == 1 or found == expected
-        for size, found, expected in zip(tensor.shape, tensor.stride(), strides, strict=True)
-    )
-    return tensor if is_laid_out else _allocate(tensor).copy_(tensor)
-
-
 def _allocate(tensor: torch.Tensor) -> torch.Tensor:
-    return tensor.new_empty_strided(tensor.shape, compute_output_strides(tensor.shape, True))
+    return allocate_like(tensor, CHANNELS_LAST)
 
 
 def _view_channels(values: torch.Tensor | None, x: torch.Tensor, default: float) -> torch.Tensor:
@@ -162,7 +153,7 @@ def _view_channels(values: torch.Tensor | None, x: torch.Tensor, default: float)
 
 def _run_stats(x: torch.Tensor) -> torch.Tensor:
     if x.is_cuda:
-        return batch_norm_kernels.compute_stats(_lay_out(x))
+        return batch_norm_kernels.compute_stats(lay_out(x, CHANNELS_LAST))
     variance, mean = torch.var_mean(x.float(), [0, *range(2, x.dim())], correction=0)
     return torch.stack([mean, variance])
 
@@ -170,9 +161,9 @@ def _run_stats(x: torch.Tensor) -> torch.Tensor:
 def _run_act(
     x: torch.Tensor, residual: torch.Tensor | None, residual_stand_in: torch.Tensor | None, *parameters: Any
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    x, mask = _lay_out(x), None
+    x, mask = lay_out(x, CHANNELS_LAST), None
     if x.is_cuda:
-        residual = None if residual is None else _lay_out(residual)
+        residual = None if residual is None else lay_out(residual, CHANNELS_LAST)
         z, mask = batch_norm_kernels.apply(x, residual, *parameters)
     else:
         z = _allocate(x).copy_(ACTIVATIONS[parameters[-1]](_compute_argument(x, residual, *parameters[:-1])))
@@ -197,11 +188,11 @@ def _run_backward(
     mask: torch.Tensor | None,
     *parameters: Any,
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    gradients = [_lay_out(dz.to(x.dtype))]
+    gradients = [lay_out(dz.to(x.dtype), CHANNELS_LAST)]
     if second_dz is not None:
         second_dz = second_dz.to(x.dtype) if second_dz.dtype is not x.dtype else second_dz
         gradients.append(_squeeze_expanded(second_dz) if x.is_cuda else second_dz)
-    x, residual = _lay_out(x), None if residual is None else _lay_out(residual)
+    x, residual = lay_out(x, CHANNELS_LAST), None if residual is None else lay_out(residual, CHANNELS_LAST)
     if x.is_cuda:
         arguments: list[Any] = [gradients, x, residual, *parameters, mask]
         results = batch_norm_kernels.differentiate(*arguments)
@@ -214,7 +205,7 @@ def _run_backward(
 def _squeeze_expanded(gradient: torch.Tensor) -> torch.Tensor:
     """Return a gradient channels last, or as a matrix (samples, channels) if all pixels have the same numbers."""
     if any(gradient.stride()[2:]) or gradient.dim() == 2:
-        return _lay_out(gradient)
+        return lay_out(gradient, CHANNELS_LAST)
     return gradient.flatten(2).select(2, 0).contiguous()
 
 

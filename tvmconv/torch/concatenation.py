@@ -19,8 +19,8 @@ from tvmconv.arithmetic import ceil_div
 from tvmconv.compiler.executable import LaunchConfig
 from tvmconv.torch.conv_call import KERNEL_DTYPES
 from tvmconv.torch.operator import NAMESPACE
-from tvmconv.torch.signature import compute_strides, find_layout, lay_out
 from tvmconv.torch.source_kernels import VECTOR_BYTES, SourceKernels
+from tvmconv.torch.tensor_layout import allocate_like, find_layout, lay_out
 from tvmconv.workloads.layout import CHANNELS_LAST, UNIFORM_LAYOUTS
 
 MAX_INPUTS = 8
@@ -105,7 +105,7 @@ def make_dense(x: torch.Tensor, layout: str) -> torch.Tensor:
 
 def _allocate(images: Sequence[torch.Tensor], layout: str) -> torch.Tensor:
     shape = [images[0].shape[0], sum(x.shape[1] for x in images), *images[0].shape[2:]]
-    return images[0].new_empty_strided(shape, compute_strides(shape, layout))
+    return allocate_like(images[0], layout, shape)
 
 
 def _run_by_pytorch(images: Sequence[torch.Tensor]) -> torch.Tensor:

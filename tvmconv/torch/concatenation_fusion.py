@@ -12,7 +12,7 @@ from torch import fx
 from tvmconv.torch.concatenation import MAX_INPUTS, concatenate, find_common_layout
 from tvmconv.torch.conv_call import KERNEL_DTYPES
 from tvmconv.torch.conv_site import TensorMetadata
-from tvmconv.torch.signature import find_layout, lay_out
+from tvmconv.torch.tensor_layout import find_layout, lay_out
 from tvmconv.workloads.layout import UNIFORM_LAYOUTS
 
 FUNCTIONS = (torch.cat, torch.concat, torch.concatenate)

@@ -12,10 +12,9 @@ from typing import NamedTuple
 import torch
 
 from tvmconv.models.model_graph import make_convolution
-from tvmconv.torch.signature import compute_strides
+from tvmconv.torch.tensor_layout import name_layout
 from tvmconv.workloads.conv_operator import ConvOperator
 from tvmconv.workloads.epilogue import STATS
-from tvmconv.workloads.layout import CHANNELS_FIRST, CHANNELS_LAST
 from tvmconv.workloads.training import input_gradient, weight_gradient
 
 FORWARD, FORWARD_BIAS, DGRAD, WGRAD = "forward", "forward with bias", "dgrad", "wgrad"
@@ -45,6 +44,11 @@ class ConvCall(NamedTuple):
     uses_tf32: bool  # whether float32 operands may be rounded to TF32
     channels_last: bool  # layout of all tensors
     device: torch.device
+
+    @property
+    def layout(self) -> str:
+        """Layout of all tensors in the words of workloads."""
+        return name_layout(self.channels_last)
 
     @property
     def output_shape(self) -> Sizes:
@@ -97,8 +101,3 @@ def make_workload(product: str, call: ConvCall) -> ConvOperator:
     if product == DGRAD:
         return input_gradient(workload)
     return weight_gradient(workload) if product == WGRAD else workload
-
-
-def compute_output_strides(shape: Sequence[int], channels_last: bool) -> Sizes:
-    """Return the strides of a result of an operator; sizes may be symbolic."""
-    return compute_strides(shape, CHANNELS_LAST if channels_last else CHANNELS_FIRST)

@@ -11,7 +11,7 @@ from torch import fx
 
 from tvmconv.torch.graph_constants import GraphConstant
 from tvmconv.torch.layer import InputKey, TunedConv, make_input_key
-from tvmconv.torch.signature import find_layout
+from tvmconv.torch.tensor_layout import find_layout
 
 
 @dataclass(frozen=True)

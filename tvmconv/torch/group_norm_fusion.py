@@ -31,7 +31,8 @@ from tvmconv.torch.model import Optimized
 from tvmconv.torch.partition import GraphPartition, clone_tensors
 from tvmconv.torch.report import PYTORCH_NAME, LayerReport
 from tvmconv.torch.shape_recorder import ShapeRecorder
-from tvmconv.torch.signature import SLOPE_OP, lay_out
+from tvmconv.torch.signature import SLOPE_OP
+from tvmconv.torch.tensor_layout import lay_out
 from tvmconv.torch.torch_modules import has_hooks, is_plain_instance
 from tvmconv.workloads import dtypes
 from tvmconv.workloads.epilogues.operations import SLOPES

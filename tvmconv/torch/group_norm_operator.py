@@ -24,8 +24,9 @@ from tvmconv.torch.group_norm_source import (
     make_source,
 )
 from tvmconv.torch.operator import NAMESPACE
-from tvmconv.torch.signature import ACTIVATIONS, compute_strides, find_layout, lay_out
+from tvmconv.torch.signature import ACTIVATIONS
 from tvmconv.torch.source_kernels import SourceKernels, count_vector_elements
+from tvmconv.torch.tensor_layout import allocate_like, find_layout, lay_out
 from tvmconv.workloads.layout import CHANNELS_FIRST, CHANNELS_LAST
 
 SCHEMA = (
@@ -66,7 +67,7 @@ def _run_on_cpu(
 
 
 def _allocate_like(x: torch.Tensor) -> torch.Tensor:
-    return x.new_empty_strided(x.shape, compute_strides(x.shape, find_layout(x.shape, x.stride()) or CHANNELS_FIRST))
+    return allocate_like(x, find_layout(x.shape, x.stride()) or CHANNELS_FIRST)
 
 
 def _make_fake(x: torch.Tensor, *_: Any) -> torch.Tensor:

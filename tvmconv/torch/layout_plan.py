@@ -24,7 +24,7 @@ from tvmconv.target import UNKNOWN_TARGET
 from tvmconv.torch.conv_site import ConvSite, TensorMetadata
 from tvmconv.torch.layout_choice import CostTable, minimize_cost
 from tvmconv.torch.layout_recorder import LayoutRecorder, NodeLayout
-from tvmconv.torch.signature import compute_strides, find_layout, lay_out
+from tvmconv.torch.tensor_layout import compute_strides, find_layout, lay_out
 from tvmconv.workloads import parse
 from tvmconv.workloads.conv_operator import ConvOperator
 from tvmconv.workloads.dtypes import FLOAT32

@@ -26,8 +26,8 @@ from tvmconv.torch import norm_source
 from tvmconv.torch.conv_call import KERNEL_DTYPES
 from tvmconv.torch.conv_site import Metadata
 from tvmconv.torch.operator import NAMESPACE
-from tvmconv.torch.signature import compute_strides, lay_out
 from tvmconv.torch.source_kernels import SourceKernels, count_vector_elements
+from tvmconv.torch.tensor_layout import allocate_like, lay_out
 from tvmconv.workloads.layout import CHANNELS_LAST
 
 THREADS = 256
@@ -141,17 +141,13 @@ def _count_windows(shape: Sequence[Any], size: Any, stride: Any, padding: Any) -
     return [*shape[:2], *((length + 2 * pad - taps) // step + 1 for length, taps, step, pad in sizes)]
 
 
-def _allocate(like: torch.Tensor, shape: Sequence[Any], dtype: torch.dtype) -> torch.Tensor:
-    return like.new_empty_strided([*shape], compute_strides(shape, CHANNELS_LAST), dtype=dtype)
-
-
 def _make_fake(x: torch.Tensor, *window: Any) -> tuple[torch.Tensor, torch.Tensor]:
     shape = _count_windows(x.shape, *window)
-    return _allocate(x, shape, x.dtype), _allocate(x, shape, torch.uint8)
+    return allocate_like(x, CHANNELS_LAST, shape), allocate_like(x, CHANNELS_LAST, shape, torch.uint8)
 
 
 def _make_fake_gradient(dz: torch.Tensor, taps: torch.Tensor, shape: Sequence[Any], *_: Any) -> torch.Tensor:
-    return _allocate(dz, shape, dz.dtype)
+    return allocate_like(dz, CHANNELS_LAST, shape)
 
 
 def _compute_places(taps: torch.Tensor, width: int, size: Any, stride: Any, padding: Any) -> torch.Tensor:
@@ -174,7 +170,7 @@ def _run_by_pytorch(x: torch.Tensor, *window: Any) -> tuple[torch.Tensor, torch.
 def _differentiate_by_pytorch(dz: torch.Tensor, taps: torch.Tensor, shape: Sequence[int], *window: Any) -> torch.Tensor:
     places = _compute_places(taps.long(), shape[3], *window).flatten(2)
     sums = torch.zeros([*shape], device=dz.device).flatten(2).scatter_add_(2, places, dz.float().flatten(2))
-    return _allocate(dz, shape, dz.dtype).copy_(sums.view([*shape]))
+    return allocate_like(dz, CHANNELS_LAST, shape).copy_(sums.view([*shape]))
 
 
 def _run_on_gpu(x: torch.Tensor, *window: Any) -> tuple[torch.Tensor, torch.Tensor]:
@@ -184,7 +180,7 @@ def _run_on_gpu(x: torch.Tensor, *window: Any) -> tuple[torch.Tensor, torch.Tens
 
 
 def _differentiate_on_gpu(dz: torch.Tensor, taps: torch.Tensor, shape: Sequence[int], *window: Any) -> torch.Tensor:
-    dz, dx = lay_out(dz, CHANNELS_LAST), _allocate(dz, shape, dz.dtype)
+    dz, dx = lay_out(dz, CHANNELS_LAST), allocate_like(dz, CHANNELS_LAST, shape)
     _launch("max_pool_backward", [dz, taps, dx], dx, dx, window, dz)
     return dx
 

@@ -16,8 +16,9 @@ from torch import nn
 from torch.nn import functional
 
 from tvmconv.torch import normalization_kernel
-from tvmconv.torch.conv_call import ConvCall, compute_output_strides
+from tvmconv.torch.conv_call import ConvCall
 from tvmconv.torch.kernel_table import table
+from tvmconv.torch.tensor_layout import compute_strides
 
 EPS = 1e-5  # of the timed normalizations
 STATS_ATTRIBUTE, SOURCE_ATTRIBUTE = "_tvmconv_stats", "_tvmconv_source"  # of outputs of convolutions
@@ -224,7 +225,7 @@ class NormalizationExample:
     def for_output(cls, call: ConvCall) -> NormalizationExample:
         """Return the normalization of a convolution's output."""
         shape, options = call.output_shape, {"device": call.device}
-        stride = compute_output_strides(shape, call.channels_last)
+        stride = compute_strides(shape, call.layout)
         dy = torch.empty_strided(shape, stride, dtype=call.dtype, **options).normal_()
         weight, bias, mean, variance = torch.rand(4, shape[1], **options).unbind()
         return cls(dy, weight.requires_grad_(), bias.requires_grad_(), (mean, variance))

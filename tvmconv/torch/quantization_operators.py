@@ -11,7 +11,8 @@ from tvmconv.errors import Error
 from tvmconv.torch.eight_bit_rounding import round_to_8_bits
 from tvmconv.torch.operator import NAMESPACE, check_tensors, find_kernel, refresh_weight
 from tvmconv.torch.quantize_kernel import can_quantize_gated, launch_quantize, launch_quantize_gated
-from tvmconv.torch.signature import QUANTIZATION_OPS, compute_strides, lay_out, parse_signature
+from tvmconv.torch.signature import QUANTIZATION_OPS, parse_signature
+from tvmconv.torch.tensor_layout import allocate_like, lay_out
 from tvmconv.workloads.layout import CHANNELS_LAST
 
 SCHEMAS = (
@@ -32,7 +33,7 @@ def _quantize_on_cpu(x: torch.Tensor, factor: torch.Tensor, dtype: torch.dtype, 
 
 def _quantize_on_gpu(x: torch.Tensor, factor: torch.Tensor, dtype: torch.dtype, zero_point: int = 0) -> torch.Tensor:
     x = lay_out(x, CHANNELS_LAST)
-    y = torch.empty_strided(x.shape, compute_strides(x.shape, CHANNELS_LAST), dtype=dtype, device=x.device)
+    y = allocate_like(x, CHANNELS_LAST, dtype=dtype)
     launch_quantize(x, factor, y, zero_point)
     return y
 
@@ -49,7 +50,7 @@ def _quantize_gated_on_gpu(
     x = lay_out(x, CHANNELS_LAST)
     if not can_quantize_gated(x, gate):
         return _quantize_on_gpu(x * gate, factor, dtype, zero_point)
-    y = torch.empty_strided(x.shape, compute_strides(x.shape, CHANNELS_LAST), dtype=dtype, device=x.device)
+    y = allocate_like(x, CHANNELS_LAST, dtype=dtype)
     launch_quantize_gated(x, gate.reshape(gate.shape[:2]).contiguous(), factor, y, zero_point)
     return y
 
@@ -63,7 +64,7 @@ def _make_fake_quantized_gated(
 def _make_fake_quantized(
     x: torch.Tensor, factor: torch.Tensor, dtype: torch.dtype, zero_point: int = 0
 ) -> torch.Tensor:
-    return x.new_empty_strided(x.shape, compute_strides(x.shape, CHANNELS_LAST), dtype=dtype)
+    return allocate_like(x, CHANNELS_LAST, dtype=dtype)
 
 
 def _run_quantized_conv(

@@ -27,7 +27,8 @@ from tvmconv.torch.quantization_plan import list_factors
 from tvmconv.torch.quantized_epilogue import ADD
 from tvmconv.torch.quantized_layer import Dequantize, Quantize
 from tvmconv.torch.selection import NO_TIME_REASON, ChooseMode
-from tvmconv.torch.signature import lay_out, parse_signature
+from tvmconv.torch.signature import parse_signature
+from tvmconv.torch.tensor_layout import lay_out
 from tvmconv.torch.timing import TimingCache, use_cudnn_heuristics
 from tvmconv.workloads import parse
 from tvmconv.workloads.layout import CHANNELS_LAST

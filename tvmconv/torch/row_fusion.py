@@ -28,7 +28,7 @@ from tvmconv.torch.conv_call import KERNEL_DTYPES
 from tvmconv.torch.conv_site import TensorMetadata
 from tvmconv.torch.fusion_steps import IN_PLACE_ADDS, is_in_place_write, is_sum
 from tvmconv.torch.row_kernels import MAX_ROWS, can_normalize
-from tvmconv.torch.signature import compute_strides
+from tvmconv.torch.tensor_layout import compute_strides
 from tvmconv.workloads.layout import CHANNELS_FIRST, CHANNELS_LAST
 
 NORM_NAMES = ("input", "normalized_shape", "weight", "bias", "eps")

@@ -24,8 +24,7 @@ from torch.nn import functional
 
 from tvmconv.torch import row_kernels
 from tvmconv.torch.operator import NAMESPACE
-from tvmconv.torch.signature import compute_strides, lay_out
-from tvmconv.workloads.layout import CHANNELS_FIRST, CHANNELS_LAST
+from tvmconv.torch.tensor_layout import allocate_like, lay_out, name_layout
 
 TYPES = "ScalarType? dtype, ScalarType? low_dtype"
 SCHEMAS = (
@@ -72,21 +71,16 @@ def _is_on_gpu(tensor: torch.Tensor) -> bool:
     return tensor.is_cuda
 
 
-def _name_layout(is_channels_last: bool) -> str:
-    return CHANNELS_LAST if is_channels_last else CHANNELS_FIRST
-
-
 def _lay_out(tensor: torch.Tensor | None, is_channels_last: bool) -> Any:
     """Return a tensor with neighbouring channels in memory, as a copy if necessary."""
-    return None if tensor is None else lay_out(tensor, _name_layout(is_channels_last))
+    return None if tensor is None else lay_out(tensor, name_layout(is_channels_last))
 
 
 def _allocate(like: torch.Tensor, dtype: torch.dtype | None, is_channels_last: bool) -> torch.Tensor:
     """Return memory for a tensor of a shape; an empty tensor without a data type."""
     if dtype is None:
         return like.new_empty(0)
-    strides = compute_strides(like.shape, _name_layout(is_channels_last))
-    return like.new_empty_strided(like.shape, strides, dtype=dtype)
+    return allocate_like(like, name_layout(is_channels_last), dtype=dtype)
 
 
 def _count_channels(tensor: torch.Tensor, is_channels_last: bool) -> Any:
