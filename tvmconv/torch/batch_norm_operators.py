@@ -28,19 +28,12 @@ import torch
 from torch.nn import functional
 
 from tvmconv.torch import batch_norm_kernels
-from tvmconv.torch.operator import NAMESPACE
+from tvmconv.torch.operator_library import define_operator
 from tvmconv.torch.running_statistics import correct_variance
 from tvmconv.torch.tensor_layout import allocate_like, lay_out
 from tvmconv.workloads.layout import CHANNELS_LAST
 
 PARAMETERS = "Tensor stats, Tensor? weight, Tensor? bias, float eps, str activation"
-SCHEMAS = (
-    "batch_norm_stats(Tensor x) -> Tensor",
-    f"batch_norm_act(Tensor x, Tensor? residual, Tensor? residual_stand_in, {PARAMETERS}) -> (Tensor, Tensor, Tensor)",
-    f"batch_norm_act_backward(Tensor dz, Tensor? second_dz, Tensor x, Tensor? residual, Tensor? mask, {PARAMETERS})"
-    " -> (Tensor, Tensor, Tensor)",
-    "mean_pixels(Tensor z, Tensor stand_in) -> Tensor",
-)
 NUM_PARAMETERS = 5  # stats, weight, bias, eps and activation
 
 # Activations by name, and the gradient of their argument from that of their result, and the argument.
@@ -58,15 +51,6 @@ ACTIVATION_GRADIENTS: dict[str, Callable[[torch.Tensor, torch.Tensor], torch.Ten
     "silu": torch.ops.aten.silu_backward,
     "hardswish": torch.ops.aten.hardswish_backward,
 }
-
-_library = torch.library.Library(NAMESPACE, "FRAGMENT")
-for _schema in SCHEMAS:
-    _library.define(_schema, tags=(torch.Tag.needs_fixed_stride_order, torch.Tag.pt2_compliant_tag))
-
-batch_norm_stats = torch.ops.tvmconv.batch_norm_stats.default
-batch_norm_act = torch.ops.tvmconv.batch_norm_act.default
-batch_norm_act_backward = torch.ops.tvmconv.batch_norm_act_backward.default
-mean_pixels = torch.ops.tvmconv.mean_pixels.default
 
 
 def compute_stats_in_graph(x: torch.Tensor) -> torch.Tensor:
@@ -294,16 +278,24 @@ def _differentiate_mean(ctx: Any, gradient: torch.Tensor) -> tuple[None, torch.T
     return None, (gradient / math.prod(ctx.shape[2:])).expand(ctx.shape)
 
 
-for _name, _run, _make_fake in (
-    ("batch_norm_stats", _run_stats, _make_fake_stats),
-    ("batch_norm_act", _run_act, _make_fake_result),
-    ("batch_norm_act_backward", _run_backward, _make_fake_gradients),
-    ("mean_pixels", _run_mean, _make_fake_mean),
-):
-    for _device in ("CPU", "CUDA"):
-        _library.impl(_name, _run, _device)
-    torch.library.register_fake(f"{NAMESPACE}::{_name}", _make_fake, lib=_library)
-torch.library.register_autograd(f"{NAMESPACE}::batch_norm_act", _differentiate, setup_context=_set_up, lib=_library)
-torch.library.register_autograd(
-    f"{NAMESPACE}::mean_pixels", _differentiate_mean, setup_context=_set_up_mean, lib=_library
+batch_norm_stats = define_operator("batch_norm_stats(Tensor x) -> Tensor", cpu=_run_stats, fake=_make_fake_stats)
+batch_norm_act = define_operator(
+    f"batch_norm_act(Tensor x, Tensor? residual, Tensor? residual_stand_in, {PARAMETERS}) -> (Tensor, Tensor, Tensor)",
+    cpu=_run_act,
+    fake=_make_fake_result,
+    backward=_differentiate,
+    setup_context=_set_up,
+)
+batch_norm_act_backward = define_operator(
+    f"batch_norm_act_backward(Tensor dz, Tensor? second_dz, Tensor x, Tensor? residual, Tensor? mask, {PARAMETERS})"
+    " -> (Tensor, Tensor, Tensor)",
+    cpu=_run_backward,
+    fake=_make_fake_gradients,
+)
+mean_pixels = define_operator(
+    "mean_pixels(Tensor z, Tensor stand_in) -> Tensor",
+    cpu=_run_mean,
+    fake=_make_fake_mean,
+    backward=_differentiate_mean,
+    setup_context=_set_up_mean,
 )

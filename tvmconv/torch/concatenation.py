@@ -18,7 +18,7 @@ import torch
 from tvmconv.arithmetic import ceil_div
 from tvmconv.compiler.executable import LaunchConfig
 from tvmconv.torch.conv_call import KERNEL_DTYPES
-from tvmconv.torch.operator import NAMESPACE
+from tvmconv.torch.operator_library import define_operator
 from tvmconv.torch.source_kernels import VECTOR_BYTES, SourceKernels
 from tvmconv.torch.tensor_layout import allocate_like, find_layout, lay_out
 from tvmconv.workloads.layout import CHANNELS_LAST, UNIFORM_LAYOUTS
@@ -49,10 +49,6 @@ concatenate(Vector* z, unsigned total, unsigned width, PARAMETERS) {
     if (first + j * THREADS < total) z[first + j * THREADS] = vectors[j];
 }
 """
-
-_library = torch.library.Library(NAMESPACE, "FRAGMENT")
-_library.define("concatenate(Tensor[] images) -> Tensor", tags=(torch.Tag.pt2_compliant_tag,))
-concatenate = torch.ops.tvmconv.concatenate.default
 
 
 @dataclass(frozen=True)
@@ -171,7 +167,12 @@ def _differentiate(ctx: Any, dz: torch.Tensor) -> list[torch.Tensor]:
     return [*dz.split(ctx.sizes, 1)]
 
 
-_library.impl("concatenate", _run_by_pytorch, "CPU")
-_library.impl("concatenate", _run_on_gpu, "CUDA")
-torch.library.register_fake(f"{NAMESPACE}::concatenate", _make_fake, lib=_library)
-torch.library.register_autograd(f"{NAMESPACE}::concatenate", _differentiate, setup_context=_set_up, lib=_library)
+concatenate = define_operator(
+    "concatenate(Tensor[] images) -> Tensor",
+    cpu=_run_by_pytorch,
+    cuda=_run_on_gpu,
+    fake=_make_fake,
+    backward=_differentiate,
+    setup_context=_set_up,
+    needs_fixed_strides=False,
+)

@@ -36,28 +36,13 @@ from tvmconv.torch.conv_call import (
 )
 from tvmconv.torch.kernel_table import TableEntry, table
 from tvmconv.torch.layer import is_tf32_allowed
-from tvmconv.torch.operator import NAMESPACE
+from tvmconv.torch.operator_library import define_operator
 from tvmconv.torch.tensor_layout import allocate_like, is_in_layout, name_layout
 
 OPTIONS = (
     "int[] stride, int[] padding, int[] dilation, int groups, bool transposed, int[] output_padding, bool channels_last"
 )
-SCHEMAS = (
-    f"convolution(Tensor x, Tensor weight, Tensor? bias, {OPTIONS}) -> Tensor",
-    f"convolution_stats(Tensor x, Tensor weight, {OPTIONS}) -> (Tensor, Tensor)",
-    f"convolution_dgrad(Tensor dy, Tensor weight, SymInt[] x_size, {OPTIONS}) -> Tensor",
-    f"convolution_wgrad(Tensor dy, Tensor x, SymInt[] weight_size, {OPTIONS}) -> Tensor",
-)
 NUM_OPTIONS = 7  # stride, padding, dilation, groups, transposed, output_padding and channels_last
-
-_library = torch.library.Library(NAMESPACE, "FRAGMENT")
-for _schema in SCHEMAS:
-    _library.define(_schema, tags=(torch.Tag.needs_fixed_stride_order, torch.Tag.pt2_compliant_tag))
-
-convolution = torch.ops.tvmconv.convolution.default
-convolution_stats = torch.ops.tvmconv.convolution_stats.default
-convolution_dgrad = torch.ops.tvmconv.convolution_dgrad.default
-convolution_wgrad = torch.ops.tvmconv.convolution_wgrad.default
 
 
 def make_call(
@@ -353,22 +338,35 @@ def _select_each(batch_size: int, in_dims: Sequence[Any], arguments: Sequence[An
         ]
 
 
-for _name, _run, _make_fake, _differentiate, _set_up, _map in (
-    (
-        "convolution",
-        _run_convolution,
-        _make_fake_output,
-        _differentiate_convolution,
-        _set_up_convolution,
-        _map_convolution,
-    ),
-    ("convolution_stats", _run_stats, _make_fake_stats, _differentiate_stats, _set_up_stats, _map_stats),
-    ("convolution_dgrad", _run_dgrad, _make_fake_gradient, _differentiate_dgrad, _set_up_gradient, _map_dgrad),
-    ("convolution_wgrad", _run_wgrad, _make_fake_gradient, _differentiate_wgrad, _set_up_gradient, _map_wgrad),
-):
-    for _device in ("CPU", "CUDA"):
-        _library.impl(_name, _run, _device)
-    _operator_name = f"{NAMESPACE}::{_name}"
-    torch.library.register_fake(_operator_name, _make_fake, lib=_library)
-    torch.library.register_autograd(_operator_name, _differentiate, setup_context=_set_up, lib=_library)
-    torch.library.register_vmap(_operator_name, _map, lib=_library)
+convolution = define_operator(
+    f"convolution(Tensor x, Tensor weight, Tensor? bias, {OPTIONS}) -> Tensor",
+    cpu=_run_convolution,
+    fake=_make_fake_output,
+    backward=_differentiate_convolution,
+    setup_context=_set_up_convolution,
+    vmap=_map_convolution,
+)
+convolution_stats = define_operator(
+    f"convolution_stats(Tensor x, Tensor weight, {OPTIONS}) -> (Tensor, Tensor)",
+    cpu=_run_stats,
+    fake=_make_fake_stats,
+    backward=_differentiate_stats,
+    setup_context=_set_up_stats,
+    vmap=_map_stats,
+)
+convolution_dgrad = define_operator(
+    f"convolution_dgrad(Tensor dy, Tensor weight, SymInt[] x_size, {OPTIONS}) -> Tensor",
+    cpu=_run_dgrad,
+    fake=_make_fake_gradient,
+    backward=_differentiate_dgrad,
+    setup_context=_set_up_gradient,
+    vmap=_map_dgrad,
+)
+convolution_wgrad = define_operator(
+    f"convolution_wgrad(Tensor dy, Tensor x, SymInt[] weight_size, {OPTIONS}) -> Tensor",
+    cpu=_run_wgrad,
+    fake=_make_fake_gradient,
+    backward=_differentiate_wgrad,
+    setup_context=_set_up_gradient,
+    vmap=_map_wgrad,
+)

@@ -25,7 +25,7 @@ from tvmconv.compiler.executable import LaunchConfig
 from tvmconv.torch import norm_source
 from tvmconv.torch.conv_call import KERNEL_DTYPES
 from tvmconv.torch.conv_site import Metadata
-from tvmconv.torch.operator import NAMESPACE
+from tvmconv.torch.operator_library import define_operator
 from tvmconv.torch.source_kernels import SourceKernels, count_vector_elements
 from tvmconv.torch.tensor_layout import allocate_like, lay_out
 from tvmconv.workloads.layout import CHANNELS_LAST
@@ -90,15 +90,6 @@ max_pool_backward(const Element* dz, const Taps* taps, Element* dx, unsigned tot
   store(dx, (size_t)index * VECTOR, result);
 }
 """
-
-_library = torch.library.Library(NAMESPACE, "FRAGMENT")
-for _schema in (
-    f"max_pool(Tensor x, {WINDOW}) -> (Tensor, Tensor)",
-    f"max_pool_backward(Tensor dz, Tensor taps, SymInt[] shape, {WINDOW}) -> Tensor",
-):
-    _library.define(_schema, tags=(torch.Tag.needs_fixed_stride_order, torch.Tag.pt2_compliant_tag))
-max_pool = torch.ops.tvmconv.max_pool.default
-max_pool_backward = torch.ops.tvmconv.max_pool_backward.default
 
 
 def pool_in_graph(x: torch.Tensor, *window: list[int]) -> torch.Tensor:
@@ -223,11 +214,17 @@ def _differentiate(ctx: Any, dz: torch.Tensor, _: Any) -> tuple[Any, ...]:
     return max_pool_backward(dz, *ctx.saved_tensors, ctx.shape, *ctx.window), None, None, None
 
 
-for _name, _on_cpu, _on_gpu, _fake in (
-    ("max_pool", _run_by_pytorch, _run_on_gpu, _make_fake),
-    ("max_pool_backward", _differentiate_by_pytorch, _differentiate_on_gpu, _make_fake_gradient),
-):
-    _library.impl(_name, _on_cpu, "CPU")
-    _library.impl(_name, _on_gpu, "CUDA")
-    torch.library.register_fake(f"{NAMESPACE}::{_name}", _fake, lib=_library)
-torch.library.register_autograd(f"{NAMESPACE}::max_pool", _differentiate, setup_context=_set_up, lib=_library)
+max_pool = define_operator(
+    f"max_pool(Tensor x, {WINDOW}) -> (Tensor, Tensor)",
+    cpu=_run_by_pytorch,
+    cuda=_run_on_gpu,
+    fake=_make_fake,
+    backward=_differentiate,
+    setup_context=_set_up,
+)
+max_pool_backward = define_operator(
+    f"max_pool_backward(Tensor dz, Tensor taps, SymInt[] shape, {WINDOW}) -> Tensor",
+    cpu=_differentiate_by_pytorch,
+    cuda=_differentiate_on_gpu,
+    fake=_make_fake_gradient,
+)

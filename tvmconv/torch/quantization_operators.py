@@ -9,22 +9,12 @@ import torch
 
 from tvmconv.errors import Error
 from tvmconv.torch.eight_bit_rounding import round_to_8_bits
-from tvmconv.torch.operator import NAMESPACE, check_tensors, find_kernel, refresh_weight
+from tvmconv.torch.operator import check_tensors, find_kernel, refresh_weight
+from tvmconv.torch.operator_library import define_operator
 from tvmconv.torch.quantize_kernel import can_quantize_gated, launch_quantize, launch_quantize_gated
 from tvmconv.torch.signature import QUANTIZATION_OPS, parse_signature
 from tvmconv.torch.tensor_layout import allocate_like, lay_out
 from tvmconv.workloads.layout import CHANNELS_LAST
-
-SCHEMAS = (
-    "quantize(Tensor x, Tensor factor, ScalarType dtype, int zero_point=0) -> Tensor",
-    "quantize_gated(Tensor x, Tensor gate, Tensor factor, ScalarType dtype, int zero_point=0) -> Tensor",
-    "quantized_conv(Tensor x, Tensor weight, Tensor? bias, Tensor? add, Tensor? scale, Tensor? tensor_scale,"
-    " Tensor? quantize, Tensor? slope, str workload, Tensor? zero_point=None) -> Tensor",
-)
-
-_library = torch.library.Library(NAMESPACE, "FRAGMENT")
-for _schema in SCHEMAS:
-    _library.define(_schema, tags=(torch.Tag.needs_fixed_stride_order, torch.Tag.pt2_compliant_tag))
 
 
 def _quantize_on_cpu(x: torch.Tensor, factor: torch.Tensor, dtype: torch.dtype, zero_point: int = 0) -> torch.Tensor:
@@ -110,16 +100,21 @@ def _make_fake_output(
     return parse_signature(workload).allocate_output(x.device)
 
 
-_library.impl("quantize", _quantize_on_cpu, "CPU")
-_library.impl("quantize", _quantize_on_gpu, "CUDA")
-_library.impl("quantize_gated", _quantize_gated_on_cpu, "CPU")
-_library.impl("quantize_gated", _quantize_gated_on_gpu, "CUDA")
-_library.impl("quantized_conv", _run_quantized_conv, "CPU")
-_library.impl("quantized_conv", _run_quantized_conv, "CUDA")
-torch.library.register_fake(f"{NAMESPACE}::quantize", _make_fake_quantized, lib=_library)
-torch.library.register_fake(f"{NAMESPACE}::quantize_gated", _make_fake_quantized_gated, lib=_library)
-torch.library.register_fake(f"{NAMESPACE}::quantized_conv", _make_fake_output, lib=_library)
-
-quantize = torch.ops.tvmconv.quantize.default
-quantize_gated = torch.ops.tvmconv.quantize_gated.default
-quantized_conv = torch.ops.tvmconv.quantized_conv.default
+quantize = define_operator(
+    "quantize(Tensor x, Tensor factor, ScalarType dtype, int zero_point=0) -> Tensor",
+    cpu=_quantize_on_cpu,
+    cuda=_quantize_on_gpu,
+    fake=_make_fake_quantized,
+)
+quantize_gated = define_operator(
+    "quantize_gated(Tensor x, Tensor gate, Tensor factor, ScalarType dtype, int zero_point=0) -> Tensor",
+    cpu=_quantize_gated_on_cpu,
+    cuda=_quantize_gated_on_gpu,
+    fake=_make_fake_quantized_gated,
+)
+quantized_conv = define_operator(
+    "quantized_conv(Tensor x, Tensor weight, Tensor? bias, Tensor? add, Tensor? scale, Tensor? tensor_scale,"
+    " Tensor? quantize, Tensor? slope, str workload, Tensor? zero_point=None) -> Tensor",
+    cpu=_run_quantized_conv,
+    fake=_make_fake_output,
+)

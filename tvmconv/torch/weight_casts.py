@@ -15,16 +15,9 @@ from typing import Any
 import torch
 from torch import fx
 
-from tvmconv.torch.operator import NAMESPACE
+from tvmconv.torch.operator_library import define_operator
 
 WEIGHT_INDEX = 1  # of the weight among the arguments of a convolution or linear layer
-
-_library = torch.library.Library(NAMESPACE, "FRAGMENT")
-_library.define(
-    "cast_all(Tensor[] tensors, ScalarType dtype) -> Tensor[]",
-    tags=(torch.Tag.needs_fixed_stride_order, torch.Tag.pt2_compliant_tag),
-)
-cast_all = torch.ops.tvmconv.cast_all.default
 
 
 def merge_weight_casts(
@@ -83,7 +76,10 @@ def _differentiate(ctx: Any, gradients: Sequence[torch.Tensor | None]) -> tuple[
     return [None if each is None else next(results) for each in gradients], None
 
 
-for _device in ("CPU", "CUDA"):
-    _library.impl("cast_all", _cast_all, _device)
-torch.library.register_fake(f"{NAMESPACE}::cast_all", _make_fake_results, lib=_library)
-torch.library.register_autograd(f"{NAMESPACE}::cast_all", _differentiate, setup_context=_set_up, lib=_library)
+cast_all = define_operator(
+    "cast_all(Tensor[] tensors, ScalarType dtype) -> Tensor[]",
+    cpu=_cast_all,
+    fake=_make_fake_results,
+    backward=_differentiate,
+    setup_context=_set_up,
+)
