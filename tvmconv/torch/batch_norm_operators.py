@@ -21,36 +21,20 @@ for the gradient, too, which stays one number for each channel of each sample.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import torch
-from torch.nn import functional
 
 from tvmconv.torch import batch_norm_kernels
 from tvmconv.torch.operator_library import define_operator
 from tvmconv.torch.running_statistics import correct_variance
 from tvmconv.torch.tensor_layout import allocate_like, lay_out
+from tvmconv.torch.training_activations import ACTIVATION_GRADIENTS, ACTIVATIONS
 from tvmconv.workloads.layout import CHANNELS_LAST
 
 PARAMETERS = "Tensor stats, Tensor? weight, Tensor? bias, float eps, str activation"
 NUM_PARAMETERS = 5  # stats, weight, bias, eps and activation
-
-# Activations by name, and the gradient of their argument from that of their result, and the argument.
-ACTIVATIONS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
-    "": lambda u: u,
-    "relu": functional.relu,
-    "relu6": functional.relu6,
-    "silu": functional.silu,
-    "hardswish": functional.hardswish,
-}
-ACTIVATION_GRADIENTS: dict[str, Callable[[torch.Tensor, torch.Tensor], torch.Tensor]] = {
-    "": lambda dz, u: dz,
-    "relu": lambda dz, u: torch.ops.aten.threshold_backward(dz, u, 0),
-    "relu6": lambda dz, u: torch.ops.aten.hardtanh_backward(dz, u, 0, 6),
-    "silu": torch.ops.aten.silu_backward,
-    "hardswish": torch.ops.aten.hardswish_backward,
-}
 
 
 def compute_stats_in_graph(x: torch.Tensor) -> torch.Tensor:

@@ -26,7 +26,7 @@ from tvmconv.torch.conv_site import TensorMetadata
 from tvmconv.torch.graph_constants import ConstantFinder
 from tvmconv.torch.group_norm_layer import FusedNorm, NormParameters
 from tvmconv.torch.group_norm_operator import LEAKY_RELU, find_kernel_layout
-from tvmconv.torch.group_norm_source import ACTIVATIONS
+from tvmconv.torch.group_norm_source import ACTIVATION_CODE
 from tvmconv.torch.model import Optimized
 from tvmconv.torch.partition import GraphPartition, clone_tensors
 from tvmconv.torch.report import PYTORCH_NAME, LayerReport
@@ -85,7 +85,7 @@ def find_norm_sites(
             if name == SLOPE_OP and match.slope is not None and match.slope.is_number:
                 name, factor = LEAKY_RELU, float(match.slope.compute())
             name = LEAKY_RELU if name in SLOPES else name
-            if name in ACTIVATIONS:
+            if name in ACTIVATION_CODE:
                 activation, slope, nodes = name, factor, (node, *match.nodes)
         names = " + ".join(_name_operation(each, modules) for each in nodes)
         own_path = str(node.target).partition(".")[2] if node.op == "call_module" else node.name

@@ -16,28 +16,17 @@ operators.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import torch
-from torch.nn import functional
 
 from tvmconv.torch import row_kernels
 from tvmconv.torch.operator_library import define_operator
 from tvmconv.torch.tensor_layout import allocate_like, lay_out, name_layout
+from tvmconv.torch.training_activations import ACTIVATION_GRADIENTS, ACTIVATIONS
 
 TYPES = "ScalarType? dtype, ScalarType? low_dtype"
-# Activations by name, and the gradient of their argument from that of their result, and the argument.
-ACTIVATIONS: dict[str, tuple[Callable[..., torch.Tensor], Callable[..., torch.Tensor]]] = {
-    "gelu": (functional.gelu, torch.ops.aten.gelu_backward),
-    "gelu_tanh": (
-        lambda u: functional.gelu(u, approximate="tanh"),
-        lambda dz, u: torch.ops.aten.gelu_backward(dz, u, approximate="tanh"),
-    ),
-    "relu": (functional.relu, lambda dz, u: torch.ops.aten.threshold_backward(dz, u, 0)),
-    "silu": (functional.silu, torch.ops.aten.silu_backward),
-    "hardswish": (functional.hardswish, torch.ops.aten.hardswish_backward),
-}
 
 
 def _is_on_gpu(tensor: torch.Tensor) -> bool:
@@ -136,7 +125,7 @@ def _run_activate(x: torch.Tensor, bias: torch.Tensor | None, activation: str, i
     if _is_on_gpu(x):
         return row_kernels.activate(x, _flatten(bias), activation, channels)
     u = x.float() + _spread(bias, x, 1 if is_channels_last else -1, 0.0)
-    return _allocate(x, x.dtype, is_channels_last).copy_(ACTIVATIONS[activation][0](u))
+    return _allocate(x, x.dtype, is_channels_last).copy_(ACTIVATIONS[activation](u))
 
 
 def _run_activate_backward(
@@ -148,7 +137,7 @@ def _run_activate_backward(
         return row_kernels.differentiate_activation(dz, x, _flatten(bias), activation, channels)
     axis = 1 if is_channels_last else x.dim() - 1
     u = x.float() + _spread(bias, x, axis, 0.0)
-    dx = _allocate(x, x.dtype, is_channels_last).copy_(ACTIVATIONS[activation][1](dz.float(), u))
+    dx = _allocate(x, x.dtype, is_channels_last).copy_(ACTIVATION_GRADIENTS[activation](dz.float(), u))
     return dx, _sum_rows(dx.float(), axis)
 
 
