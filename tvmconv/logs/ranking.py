@@ -206,6 +206,13 @@ class RecordIndex:
             for record in iterate_fastest_first([item for _, item in group]):
                 yield device_match, record
 
+    def iterate_on_device(self, workload: Workload, device: Device) -> Iterator[Record]:
+        """Yield the valid records of a workload on a device of the same name, the best first."""
+        for device_match, record in self.iterate_by_device_match(workload, device):
+            if device_match is not DeviceMatch.DEVICE:
+                return
+            yield record
+
     def iterate_applicable_records(self, workload: Workload, device: Device) -> Iterator[tuple[DeviceMatch, Record]]:
         """Yield the records of `iterate_by_device_match`, then those of the same convolution without its epilogue. A
         schedule has the same knobs with any epilogue, and a config that is fast without an epilogue is usually fast

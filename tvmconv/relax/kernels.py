@@ -8,7 +8,7 @@ import os
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from itertools import islice, takewhile
+from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -22,7 +22,7 @@ from tvmconv.errors import CompileError, DeviceError, Error, ScheduleError
 from tvmconv.kernel import Kernel, build_for_device
 from tvmconv.logs.candidates import PREDICTED, Candidate, iterate_candidates
 from tvmconv.logs.packaged import packaged_logs
-from tvmconv.logs.ranking import DeviceMatch, RecordIndex, list_log_files
+from tvmconv.logs.ranking import RecordIndex, list_log_files
 from tvmconv.measure import kernel_cache
 from tvmconv.measure.builder import BuilderInput, build_all
 from tvmconv.measure.predictions import recommend_for_all
@@ -159,8 +159,8 @@ class KernelFinder:
         """
         device = self.check_device()
         log = self._log = self._log or DEFAULT_LOG
-        index = RecordIndex([log]) if Path(log).exists() else None
-        remaining = {w: count for w, count in workloads.items() if not (index and _is_measured(index, w, device))}
+        index = RecordIndex([log] if Path(log).exists() else [])
+        remaining = {w: count for w, count in workloads.items() if not any(index.iterate_on_device(w, device))}
         options, deadline = TuneOptions(log=log, measure_baseline=False), Deadline.after(seconds)
         with keep_workers_alive():
             prediction_deadline = deadline.reserve_seconds(seconds * (1 - PREDICTION_FRACTION))
@@ -273,15 +273,9 @@ class KernelFinder:
         return self._record_index
 
 
-def _is_measured(index: RecordIndex, workload: Workload, device: Device) -> bool:
-    match, _ = next(index.iterate_by_device_match(workload, device), (None, None))
-    return match is DeviceMatch.DEVICE
-
-
 def _count_trials(index: RecordIndex, workload: Workload, device: Device) -> int:
     """Return the number of measurements of a workload on a device, at most `MIN_TRIALS`."""
-    matches = (match for match, _ in index.iterate_by_device_match(workload, device))
-    return sum(1 for _ in islice(takewhile(DeviceMatch.DEVICE.__eq__, matches), MIN_TRIALS))
+    return sum(1 for _ in islice(index.iterate_on_device(workload, device), MIN_TRIALS))
 
 
 def prefer_if_clearly_faster(

@@ -19,7 +19,7 @@ from torch.utils._pytree import tree_map_only
 
 from tvmconv.cost_model.conversions import estimate_conversion_seconds, estimate_copy_seconds
 from tvmconv.devices import Device
-from tvmconv.logs.ranking import DeviceMatch, RecordIndex
+from tvmconv.logs.ranking import RecordIndex
 from tvmconv.target import UNKNOWN_TARGET
 from tvmconv.torch.conv_site import ConvSite, TensorMetadata
 from tvmconv.torch.layout_choice import CostTable, minimize_cost
@@ -102,8 +102,8 @@ class LayoutCosts:
         """Return the fastest measurement of a workload on the device; None if there is none."""
         if self._record_index is None:
             return None
-        match, record = next(self._record_index.iterate_by_device_match(workload, self._device), (None, None))
-        return record.cost if record is not None and match is DeviceMatch.DEVICE else None
+        record = next(self._record_index.iterate_on_device(workload, self._device), None)
+        return None if record is None else record.cost
 
 
 @dataclass
