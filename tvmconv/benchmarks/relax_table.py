@@ -9,7 +9,6 @@ With --candidates, the table has the candidates of MetaSchedule that each time c
 from __future__ import annotations
 
 import argparse
-import statistics
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -18,7 +17,7 @@ from tvmconv.benchmarks.common import read_results, show
 from tvmconv.benchmarks.relax_methods import METHODS
 from tvmconv.cli import options
 from tvmconv.cli.errors import UsageError
-from tvmconv.reports.tables import EMPTY_CELL, Table, format_micros, format_optional, format_significant
+from tvmconv.reports.tables import EMPTY_CELL, Table, format_mean, format_micros, format_optional
 
 OURS = "tvmconv-relax"
 COMPARED = ("tvm", "tvm-nhwc", "metaschedule", "pytorch", "tvmconv-torch")  # whose time is divided by ours
@@ -83,15 +82,14 @@ def make_relax_models_table(results: Sequence[Mapping[str, Any]]) -> Table:
         lines.append(
             (
                 *(network, dtype, str(batch), gpu),
-                *(format_micros(seconds[method]) if method in seconds else EMPTY_CELL for method in methods),
+                *(format_micros(seconds.get(method)) for method in methods),
                 *(format_optional(speedups.get(method)) for method in compared),
-                EMPTY_CELL if ours["made_seconds"] is None else format_significant(ours["made_seconds"]),
+                format_optional(ours["made_seconds"]),
                 EMPTY_CELL if ours["error"] is None else f"{ours['error']:.1e}",
             )
         )
-    means = [format_significant(statistics.geometric_mean(each)) if each else EMPTY_CELL for each in ratios.values()]
     empty = [EMPTY_CELL] * (3 + len(methods))
-    lines.append(("geometric mean", *empty, *means, EMPTY_CELL, EMPTY_CELL))
+    lines.append(("geometric mean", *empty, *map(format_mean, ratios.values()), EMPTY_CELL, EMPTY_CELL))
     headers = (
         *("network", "dtype", "batch", "GPU"),
         *(f"{LABELS[method]} [µs]" for method in methods),

@@ -37,7 +37,7 @@ from tvmconv.cli.progress import progress_line
 from tvmconv.devices import Device
 from tvmconv.errors import Error, describe_error
 from tvmconv.experiments.provenance import describe_provenance
-from tvmconv.reports.tables import EMPTY_CELL, Table, format_micros, format_significant, make_table
+from tvmconv.reports.tables import Table, format_micros, format_optional, format_significant, make_table
 from tvmconv.workloads import dtypes
 
 # Networks of torch_networks.py, with the shapes of their inputs.
@@ -159,7 +159,7 @@ def _make_table(timings: list[NetworkTiming]) -> Table:
         "graph [µs]": lambda timing: format_micros(timing.graph),
         "× PyTorch": lambda timing: format_significant(first / timing.graph),
         "eager [µs]": lambda timing: format_micros(timing.eager),
-        "made in [s]": lambda timing: format_significant(timing.made) if timing.made else EMPTY_CELL,
+        "made in [s]": lambda timing: format_optional(timing.made or None),
         "rel. error": lambda timing: f"{timing.error:.1e}",
     }
     return make_table(timings, columns, ["by"])

@@ -41,7 +41,7 @@ from tvmconv.cli import options, output
 from tvmconv.cli.errors import UsageError, print_note
 from tvmconv.cli.progress import progress_line
 from tvmconv.experiments.provenance import describe_provenance
-from tvmconv.reports.tables import EMPTY_CELL, Table, format_micros, format_significant, make_table
+from tvmconv.reports.tables import EMPTY_CELL, Table, format_micros, format_optional, format_speedup, make_table
 
 PYTORCH, OURS, OURS_FUSED = "PyTorch", "tvmconv", "tvmconv, fused"
 BY_BACKEND = "tvmconv, compiled (backend)"
@@ -161,12 +161,10 @@ def _make_table(summaries: list[dict[str, Any]]) -> Table:
     best = min(summary["graph"] or summary["eager"] for summary in summaries if summary["name"].startswith(PYTORCH))
     columns: dict[str, Callable[[dict[str, Any]], str]] = {
         "by": lambda summary: summary["name"],
-        "graph [µs]": lambda summary: format_micros(summary["graph"]) if summary["graph"] else EMPTY_CELL,
-        "× best of PyTorch": lambda summary: (
-            format_significant(best / summary["graph"]) if summary["graph"] else EMPTY_CELL
-        ),
+        "graph [µs]": lambda summary: format_micros(summary["graph"]),
+        "× best of PyTorch": lambda summary: format_speedup(best, summary["graph"]),
         "eager [µs]": lambda summary: format_micros(summary["eager"]),
-        "made in [s]": lambda summary: format_significant(summary["made"]) if summary["made"] else EMPTY_CELL,
+        "made in [s]": lambda summary: format_optional(summary["made"] or None),
         "no graph because": lambda summary: summary["failure"] or EMPTY_CELL,
     }
     return make_table(summaries, columns, ["by", "no graph because"])

@@ -6,7 +6,6 @@ tvmconv bench torch-training-table tuning_logs/*/torch-training/*.json.gz --upda
 from __future__ import annotations
 
 import argparse
-import statistics
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -15,7 +14,7 @@ from tvmconv.benchmarks.common import read_results, show
 from tvmconv.benchmarks.torch_training import OURS, PYTORCH
 from tvmconv.cli import options
 from tvmconv.cli.errors import UsageError
-from tvmconv.reports.tables import EMPTY_CELL, Table, format_micros, format_significant
+from tvmconv.reports.tables import EMPTY_CELL, Table, format_mean, format_micros, format_optional, format_significant
 
 SECTION = "torch-training"
 HEADERS = (
@@ -71,14 +70,13 @@ def make_training_table(results: Sequence[Mapping[str, Any]]) -> Table:
         lines.append(
             (
                 *(result["network"], gpu, result["dtype"], str(result["batch"])),
-                *(format_micros(each["graph"]) if each else EMPTY_CELL for each in fastest),
+                *(format_micros(each["graph"] if each else None) for each in fastest),
                 format_significant(speedup),
-                *(EMPTY_CELL if seconds is None else format_significant(seconds) for seconds in made),
+                *map(format_optional, made),
             )
         )
     for gpu, speedups in sorted(speedups_by_gpu.items()):
-        mean = format_significant(statistics.geometric_mean(speedups))
-        lines.append(("geometric mean", gpu, *(EMPTY_CELL,) * 6, mean, *(EMPTY_CELL,) * 3))
+        lines.append(("geometric mean", gpu, *(EMPTY_CELL,) * 6, format_mean(speedups), *(EMPTY_CELL,) * 3))
     return Table(HEADERS, lines, {"network", "GPU", "dtype"})
 
 

@@ -8,7 +8,14 @@ from dataclasses import asdict, dataclass
 from html import escape
 from typing import Any
 
-from tvmconv.reports.tables import EMPTY_CELL, Table, TableFormatter, format_significant, make_table
+from tvmconv.reports.tables import (
+    EMPTY_CELL,
+    Table,
+    TableFormatter,
+    format_micros,
+    format_speedup,
+    make_table,
+)
 from tvmconv.torch.report import PYTORCH_NAME
 
 WHOLE_STEP = "the whole step"
@@ -71,9 +78,9 @@ class TrainingReport:
             "product": lambda line: line.product or EMPTY_CELL,
             "workload": lambda line: line.workload or EMPTY_CELL,
             "runs": lambda line: line.implementation,
-            "PyTorch [µs]": lambda line: _format_microseconds(line.pytorch_seconds),
-            "tvmconv [µs]": lambda line: _format_microseconds(line.tvmconv_seconds),
-            "× PyTorch": _format_speedup,
+            "PyTorch [µs]": lambda line: format_micros(line.pytorch_seconds),
+            "tvmconv [µs]": lambda line: format_micros(line.tvmconv_seconds),
+            "× PyTorch": lambda line: format_speedup(line.pytorch_seconds, line.tvmconv_seconds),
             "config, or why": lambda line: line.reason or line.config_source or EMPTY_CELL,
         }
         lines = [*self.lines, *([] if self.pytorch_seconds is None else [whole])]
@@ -132,13 +139,3 @@ class TrainingReport:
 
     def _repr_html_(self) -> str:
         return self.table.format_html() + "".join(f"<p>{escape(note)}</p>" for note in self.notes)
-
-
-def _format_microseconds(seconds: float | None) -> str:
-    return EMPTY_CELL if seconds is None else format_significant(seconds * 1e6)
-
-
-def _format_speedup(line: ProductReport) -> str:
-    if not (line.pytorch_seconds and line.tvmconv_seconds):
-        return EMPTY_CELL
-    return format_significant(line.pytorch_seconds / line.tvmconv_seconds)
