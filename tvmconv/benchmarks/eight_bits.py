@@ -159,7 +159,7 @@ def _measure_and_write(
 def list_batches(args: argparse.Namespace) -> list[Conv]:
     """Return the convolutions of the arguments with each of the batch sizes."""
     convolutions = list_layers(args.workloads)
-    return [*dict.fromkeys(vary(w, N=batch or w.N) for batch in args.batch or [None] for w in convolutions)]
+    return [*dict.fromkeys(w.with_fields(N=batch or w.N) for batch in args.batch or [None] for w in convolutions)]
 
 
 def _make_data(measured: Sequence[EightBitTimes], provenance: str) -> dict[str, Any]:
@@ -186,11 +186,6 @@ def read_all_times(files: Sequence[Path]) -> tuple[list[EightBitTimes], str]:
     return in_order, "\n\n".join(dict.fromkeys(provenance for _, provenance in pairs))
 
 
-def vary(w: Conv, **changes: Any) -> Conv:
-    """Return a convolution with other values of some fields."""
-    return type(w)(**{**vars(w), **changes})
-
-
 def make_variant(w: Conv, text: str, *, quantized: bool = False) -> Conv:
     """Return a convolution in a dtype, channels last, with results in float16.
 
@@ -201,7 +196,7 @@ def make_variant(w: Conv, text: str, *, quantized: bool = False) -> Conv:
     if dtype.has_8_bits:
         changes |= {"epilogue": ("scale", QUANTIZE)} if quantized else {"epilogue": ("scale",)}
         changes |= {} if quantized else {"out_dtype": dtypes.FLOAT16.name}
-    return vary(w, **changes)
+    return w.with_fields(**changes)
 
 
 def measure_layers(

@@ -156,12 +156,7 @@ def list_layers(arguments: Sequence[str]) -> list[Conv]:
     for w in workloads:
         if not isinstance(w, Conv):
             raise UsageError(f"{w.text}: expected a convolution")
-    return [convert_layout(w, CHANNELS_FIRST) for w in workloads if isinstance(w, Conv)]
-
-
-def convert_layout(w: Conv, layout: str) -> Conv:
-    """Return the convolution in another layout."""
-    return type(w)(**{**vars(w), "layout": layout})
+    return [w.with_fields(layout=CHANNELS_FIRST) for w in workloads if isinstance(w, Conv)]
 
 
 def measure_layers(layers: Sequence[Conv], layouts: Sequence[str], args: argparse.Namespace) -> Iterator[LayoutTimes]:
@@ -170,7 +165,7 @@ def measure_layers(layers: Sequence[Conv], layouts: Sequence[str], args: argpars
     The worker processes of the searches start once.
     """
     device = find_device(args)
-    workloads: dict[Workload, float] = {convert_layout(w, layout): 1.0 for w in layers for layout in layouts}
+    workloads: dict[Workload, float] = {w.with_fields(layout=layout): 1.0 for w in layers for layout in layouts}
     tune_options = TuneOptions(seconds=args.seconds, log=args.out / "layouts.jsonl", measure_baseline=False)
     with keep_workers_alive(starts_fork_server=True):
         prestart_workers(tune_options.workers, [device])

@@ -13,10 +13,9 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from tvmconv.benchmarks.common import read_results, show
+from tvmconv.benchmarks.common import read_results, require_files_of, show
 from tvmconv.benchmarks.relax_methods import METHODS
 from tvmconv.cli import options
-from tvmconv.cli.errors import UsageError
 from tvmconv.reports.tables import EMPTY_CELL, Table, format_mean, format_micros, format_optional
 
 OURS = "tvmconv-relax"
@@ -54,10 +53,8 @@ def run(args: argparse.Namespace) -> int:
     make_table, section, legend = make_relax_models_table, SECTION, LEGEND
     if args.candidates:
         make_table, section, legend = make_candidates_table, CANDIDATES_SECTION, CANDIDATES_LEGEND
-    try:
+    with require_files_of("relax-models"):
         table = make_table(results)
-    except (KeyError, TypeError, ValueError) as error:
-        raise UsageError(f"expected files of tvmconv bench relax-models: {error!r}") from error
     show(table, args, section, legend)
     return 0
 

@@ -14,9 +14,8 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from tvmconv.benchmarks.common import read_results, show
+from tvmconv.benchmarks.common import read_results, require_files_of, show
 from tvmconv.cli import options
-from tvmconv.cli.errors import UsageError
 from tvmconv.reports.tables import (
     EMPTY_CELL,
     Table,
@@ -84,10 +83,8 @@ def run(args: argparse.Namespace) -> int:
         make_table, section, legend = make_layout_table, LAYOUT_SECTION, LAYOUT_LEGEND
     elif args.quantized:
         make_table, section, legend = make_quantized_table, QUANTIZED_SECTION, QUANTIZED_LEGEND
-    try:
+    with require_files_of("torch-models"):
         table = make_table(results)
-    except (KeyError, TypeError, ValueError) as error:
-        raise UsageError(f"the files were not written by tvmconv bench torch-models: {error!r}") from error
     if make_table is not make_torch_models_table:
         provenance = "\n\n".join(dict.fromkeys(result["provenance"] for result in results))
         legend = f"{legend}\n\n{provenance}"

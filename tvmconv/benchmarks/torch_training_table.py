@@ -10,10 +10,9 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from tvmconv.benchmarks.common import read_results, show
+from tvmconv.benchmarks.common import read_results, require_files_of, show
 from tvmconv.benchmarks.torch_training import OURS, PYTORCH
 from tvmconv.cli import options
-from tvmconv.cli.errors import UsageError
 from tvmconv.reports.tables import EMPTY_CELL, Table, format_mean, format_micros, format_optional, format_significant
 
 SECTION = "torch-training"
@@ -40,11 +39,9 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     """Read the results, print the table and write it into a page."""
     results = read_results(args.results)
-    try:
+    with require_files_of("torch-training"):
         table = make_training_table(results)
         provenance = "\n\n".join(dict.fromkeys(result["provenance"] for result in results))
-    except (KeyError, TypeError, ValueError) as error:
-        raise UsageError(f"the files were not written by tvmconv bench torch-training: {error!r}") from error
     show(table, args, SECTION, f"{LEGEND}\n\n{provenance}")
     return 0
 

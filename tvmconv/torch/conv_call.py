@@ -97,7 +97,7 @@ def make_workload(product: str, call: ConvCall) -> ConvOperator:
     if call.channels_last:
         workload = workload.to_channels_last()
     if product == FORWARD_STATS:
-        return type(workload)(**{**vars(workload), "epilogue": (STATS,)})
+        return workload.with_fields(epilogue=(STATS,))
     if product == DGRAD:
         return input_gradient(workload)
     return weight_gradient(workload) if product == WGRAD else workload
