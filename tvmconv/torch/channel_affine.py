@@ -1,6 +1,6 @@
-"""Operations after a convolution that multiply each channel by a number and add one; a kernel's weight includes them.
+"""The folding of factors and summands per channel, which follow a convolution, into its weight and bias.
 
-They are batch normalizations with constant statistics, as modules or calls, and products, quotients, sums and
+The operations are batch normalizations with constant statistics, as modules or calls, and products, quotients, sums and
 differences with constants. A frozen batch normalization written as a product and a sum, or a layer scale, is one of
 them.
 """

@@ -1,4 +1,4 @@
-"""Values of a traced graph that depend on parameters and buffers only, such as a weight that a model computes.
+"""Constant folding in a traced graph: values that depend on parameters and buffers only, such as a computed weight.
 
 A weight may be a parameter, or the result of weight normalization, weight standardization or another
 parametrization. A normalization with constant statistics may be written as a product and a sum. All of these are nodes

@@ -1,4 +1,4 @@
-"""What a user chooses about the quantization of a model."""
+"""The options of a quantization: the 8-bit dtype, the inputs for calibration, the observer, and the error limit."""
 
 from __future__ import annotations
 
