@@ -136,6 +136,6 @@ def _merge_results(results: Sequence[Mapping[str, Any]]) -> dict[Case, dict[str,
 def _keep_fastest(rows: dict[str, Mapping[str, Any]]) -> None:
     """Put the fastest row of each group of methods in place of its rows."""
     for group in GROUPS:
-        found = [row for method in group if (row := rows.pop(method, None))]
-        if found:
-            rows[group[0]] = min(found, key=lambda row: float(row["device_seconds"]))
+        group_rows = [row for method in group if (row := rows.pop(method, None))]
+        if group_rows:
+            rows[group[0]] = min(group_rows, key=lambda row: float(row["device_seconds"]))

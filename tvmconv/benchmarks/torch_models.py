@@ -232,12 +232,12 @@ class _NetworkTimer:
             label = EAGER if each == layout else f"{EAGER}, {each}"
             self._result.timings.insert(0, self.time_network(label, self.model))
 
-    def compile_network(self, network: Any, **how: Any) -> tuple[Any, float]:
+    def compile_network(self, network: Any, **settings: Any) -> tuple[Any, float]:
         """Return a network that `torch.compile` has compiled, and the seconds that this took."""
         import torch
 
         started_at = time.perf_counter()
-        compiled = torch.compile(network, **how)
+        compiled = torch.compile(network, **settings)
         with torch.no_grad():
             compiled(self.x)
         seconds = time.perf_counter() - started_at
@@ -250,14 +250,14 @@ class _NetworkTimer:
         (compiled, seconds), waiting_seconds = compile_ahead(compile_model, mode, self._args.gpu_lock)
         return compiled, seconds - waiting_seconds
 
-    def time_compiled(self, label: str, network: Any, **how: Any) -> None:
+    def time_compiled(self, label: str, network: Any, **settings: Any) -> None:
         """Compile a network, time it, and add the times to the result."""
         import torch
 
         torch._dynamo.reset()
-        self.add(label, *self.compile_network(network, **how))
+        self.add(label, *self.compile_network(network, **settings))
 
-    def time_optimized(self, label: str, log: Path | None, **how: Any) -> Any:
+    def time_optimized(self, label: str, log: Path | None, **settings: Any) -> Any:
         """Optimize the network, time it, and add the times to the result; return the optimized network."""
         import tvmconv.torch
 
@@ -269,7 +269,7 @@ class _NetworkTimer:
                 log=log,
                 device=self._device.text,
                 progress=show,
-                **how,
+                **settings,
             )
         self.add(label, optimized, time.perf_counter() - started_at)
         return optimized
@@ -316,8 +316,8 @@ def _measure(result: NetworkResult, device: Device, args: argparse.Namespace) ->
             timer.time_compiled(f"{OURS}, compiled ({mode})", optimized, mode=mode)
             yield
         if args.backend:
-            how = functools.partial(backend, options={"seconds": args.seconds, "log": log})
-            timer.time_compiled(BY_BACKEND, timer.model, backend=how)
+            tuned_backend = functools.partial(backend, options={"seconds": args.seconds, "log": log})
+            timer.time_compiled(BY_BACKEND, timer.model, backend=tuned_backend)
             yield
 
 

@@ -224,9 +224,9 @@ def _measure(name: str, args: argparse.Namespace) -> Iterator[tuple[list[dict[st
         torch.cuda.synchronize()
         return StepVariant(label, step, 0.0 if started_at is None else time.perf_counter() - started_at)
 
-    def compile_network(label: str, network: Any, **how: Any) -> StepVariant:
+    def compile_network(label: str, network: Any, **settings: Any) -> StepVariant:
         started_at = time.perf_counter()
-        return make(label, torch.compile(copy.deepcopy(network), **how), started_at)
+        return make(label, torch.compile(copy.deepcopy(network), **settings), started_at)
 
     def add(variant: StepVariant) -> None:
         variants.append(_capture(variant, pool))
@@ -262,8 +262,8 @@ def _measure(name: str, args: argparse.Namespace) -> Iterator[tuple[list[dict[st
             *((label, model, {"mode": mode}) for label, mode in modes.items() if label not in compiled),
             *((f"{OURS}, compiled ({mode})", optimized, {"mode": mode}) for mode in args.compile_optimized),
         ]
-        for label, network, how in compilations:
-            add(compile_network(label, network, **how))
+        for label, network, settings in compilations:
+            add(compile_network(label, network, **settings))
             yield _time_in_turns(variants), layers
 
 

@@ -234,9 +234,9 @@ def _replace_in_module(
             finder.build(workload for sites in planned.values() for _, workload in sites)
     replacements: dict[str, list[Replacement]] = {}
     for name, sites in planned.items():
-        found = [choose_kernel(finder, name, site, workload, times.seconds) for site, workload in sites]
-        replacements[name] = [replacement for replacement, _ in found if replacement]
-        lines += [line for _, line in found]
+        choices = [choose_kernel(finder, name, site, workload, times.seconds) for site, workload in sites]
+        replacements[name] = [replacement for replacement, _ in choices if replacement]
+        lines += [line for _, line in choices]
     with timer.phase("replace"):
         new_mod = replace_convolutions(prepared, replacements, target.device)
     phase_seconds = {name: milliseconds / 1e3 for name, milliseconds in timer.milliseconds.items()}
@@ -323,13 +323,13 @@ def _search(
 ) -> TvmTimes:
     """Search for kernels until a deadline, and return the times of TVM's own code, as many as fit before it."""
     finder.check_device()
-    workloads: Counter[Workload] = Counter(workload for found in planned.values() for _, workload in found)
+    workloads: Counter[Workload] = Counter(workload for sites in planned.values() for _, workload in sites)
     search_seconds = max(deadline.remaining_seconds, MIN_SEARCH_SECONDS)
     if not workloads or tvm_timer is None:
         with timer.phase("search"):
             finder.search(workloads, search_seconds)
         return TvmTimes()
-    sites = {name: [site for site, _ in found] for name, found in planned.items()}
+    sites = {name: [site for site, _ in pairs] for name, pairs in planned.items()}
     tvm_timer.compile_functions(extract_functions(mod, sites), target.target)
     with timer.phase("search"):
         finder.search(workloads, search_seconds * (1 - COMPARISON_FRACTION))

@@ -172,8 +172,8 @@ def _find_torch_device(inputs: Sequence[Any]) -> torch.device | None:
         return None
     if torch.is_grad_enabled() and any(value.requires_grad for value in inputs):
         return None
-    found = {value.device for value in inputs}
-    return found.pop() if len(found) == 1 and next(iter(found)).type in ("cpu", "cuda") else None
+    devices = {value.device for value in inputs}
+    return devices.pop() if len(devices) == 1 and next(iter(devices)).type in ("cpu", "cuda") else None
 
 
 def _bind_norm(node: fx.Node) -> dict[str, Any]:

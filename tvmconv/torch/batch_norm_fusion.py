@@ -117,12 +117,12 @@ def bind_training_norm(node: fx.Node) -> dict[str, Any] | None:
 
 def _has_kernels(node: fx.Node, metadata: Metadata) -> bool:
     """Return whether the operators' kernels can read a tensor; they need several elements per channel."""
-    found = metadata.get(node)
+    input_info = metadata.get(node)
     return (
-        found is not None
-        and found.dtype in KERNEL_DTYPES
-        and found.layout == CHANNELS_LAST
-        and math.prod(found.shape) > found.shape[1]
+        input_info is not None
+        and input_info.dtype in KERNEL_DTYPES
+        and input_info.layout == CHANNELS_LAST
+        and math.prod(input_info.shape) > input_info.shape[1]
     )
 
 

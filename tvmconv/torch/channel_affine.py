@@ -151,9 +151,9 @@ def _match_functional_norm(node: fx.Node, input_node: fx.Node, constants: Consta
     eps = arguments.get("eps", DEFAULT_EPS)
     if arguments.get("training", False) or not isinstance(eps, float) or arguments["input"] is not input_node:
         return None
-    given = {name: arguments[name] for name in NORM_TENSORS if arguments.get(name) is not None}
-    tensors = {name: constant for name, node in given.items() if (constant := constants.find(node))}
-    if len(tensors) < len(given) or not {"running_mean", "running_var"} <= tensors.keys():
+    nodes = {name: arguments[name] for name in NORM_TENSORS if arguments.get(name) is not None}
+    tensors = {name: constant for name, node in nodes.items() if (constant := constants.find(node))}
+    if len(tensors) < len(nodes) or not {"running_mean", "running_var"} <= tensors.keys():
         return None
     return FunctionalNorm(tensors, eps)
 

@@ -67,15 +67,15 @@ def _find_rows(x: Any, layout: str) -> _Rows | None:
         shape, stride = [shape[0], *shape[2:], shape[1]], [stride[0], *stride[2:], stride[1]]
     num_outer = len(shape) - 1 if is_last else 1
     expected = 1
-    for size, found in zip(shape[: num_outer - 1 : -1], stride[: num_outer - 1 : -1], strict=True):
-        if size > 1 and found != expected:
+    for size, step in zip(shape[: num_outer - 1 : -1], stride[: num_outer - 1 : -1], strict=True):
+        if size > 1 and step != expected:
             return None
         expected *= size
-    outer = [(size, found) for size, found in zip(shape[:num_outer], stride[:num_outer], strict=True) if size > 1]
+    outer = [(size, step) for size, step in zip(shape[:num_outer], stride[:num_outer], strict=True) if size > 1]
     pitch = outer[-1][1] if outer else expected
     distance = pitch
-    for size, found in reversed(outer):
-        if found != distance or pitch < expected:
+    for size, step in reversed(outer):
+        if step != distance or pitch < expected:
             return None
         distance *= size
     return _Rows(expected, pitch)
@@ -86,8 +86,7 @@ def find_common_layout(images: Sequence[Any]) -> str | None:
 
     It is channels first if they are rows in both.
     """
-    found = (layout for layout in UNIFORM_LAYOUTS if all(_find_rows(x, layout) for x in images))
-    return next(found, None)
+    return next((layout for layout in UNIFORM_LAYOUTS if all(_find_rows(x, layout) for x in images)), None)
 
 
 def make_dense(x: torch.Tensor, layout: str) -> torch.Tensor:
@@ -116,17 +115,17 @@ def _run_on_gpu(images: Sequence[torch.Tensor]) -> torch.Tensor:
         return _run_by_pytorch(images)
     z = _allocate(images, layout)
     itemsize = z.element_size()
-    known = [each for x in images if (each := _find_rows(x, layout))]
-    sizes = [size * itemsize for each in known for size in (each.width, each.pitch)]
+    arrays = [rows for x in images if (rows := _find_rows(x, layout))]
+    sizes = [size * itemsize for rows in arrays for size in (rows.width, rows.pitch)]
     vector_bytes = math.gcd(VECTOR_BYTES, *sizes, *(x.data_ptr() for x in (*images, z)))
     total = z.numel() * itemsize // vector_bytes
     if not 0 < total < MAX_VECTORS:
         return _run_by_pytorch(images)
     ends, end = list[int](), 0
-    for each in known:
-        end += each.width * itemsize // vector_bytes
+    for rows in arrays:
+        end += rows.width * itemsize // vector_bytes
         ends.append(end)
-    pitches = [each.pitch * itemsize // vector_bytes for each in known]
+    pitches = [rows.pitch * itemsize // vector_bytes for rows in arrays]
     kernels = _load_kernels(z.device, vector_bytes, len(images))
     launch = LaunchConfig((ceil_div(total, THREADS * VECTORS_IN_FLIGHT), 1, 1), (THREADS, 1, 1))
     kernels.launch("concatenate", launch, [z, total, end, *images, *ends, *pitches])

@@ -226,12 +226,12 @@ class _GraphLayouts:
 
     def domains(self) -> dict[Hashable, Sequence[str]]:
         """Return the layouts that the result of each node may have, PyTorch's first."""
-        found: dict[Hashable, Sequence[str]] = {}
+        layouts: dict[Hashable, Sequence[str]] = {}
         for node in [*self._nodes, *self._sites]:
             own_layout = self.recorded_layout(node)
             is_free = node in self._sites or self._follows_inputs(node)
-            found[node] = sorted(UNIFORM_LAYOUTS, key=own_layout.__ne__) if is_free else (own_layout,)
-        return found
+            layouts[node] = sorted(UNIFORM_LAYOUTS, key=own_layout.__ne__) if is_free else (own_layout,)
+        return layouts
 
     def recorded_layout(self, node: Any) -> str:
         """Return the layout of a node in the run: that of its result, or else of its inputs."""

@@ -112,12 +112,12 @@ def replace_poolings(copies: Mapping[fx.Node, Any], metadata: Metadata) -> None:
             [*each] if isinstance(each, Sequence) else [each, each] for each in (values[name] for name in NAMES[1:5])
         )
         stride = size if stride in ([None, None], []) else stride
-        found = metadata.get(values["input"])
+        input_info = metadata.get(values["input"])
         if (
-            found is not None
-            and found.dtype in KERNEL_DTYPES
-            and found.layout == CHANNELS_LAST
-            and len(found.shape) == 4
+            input_info is not None
+            and input_info.dtype in KERNEL_DTYPES
+            and input_info.layout == CHANNELS_LAST
+            and len(input_info.shape) == 4
             and all(type(each) is int for each in (*size, *stride, *padding))
             and (dilation, values["ceil_mode"], values["return_indices"]) == ([1, 1], False, False)
             and size[0] * size[1] <= MAX_TAPS

@@ -96,8 +96,8 @@ def normalize(layer: Any, x: torch.Tensor) -> torch.Tensor | None:
     else:
         if table.recorded is not None:
             _record_source(layer, x)
-        found = find_stats(x)
-        stats = found and found.values
+        attached = find_stats(x)
+        stats = attached and attached.values
     count = math.prod(x.shape) // x.shape[1] if x.dim() > 1 else 0
     if stats is None or count < 2 or stats.shape[1] != layer.num_features:
         return None
@@ -249,5 +249,5 @@ def compute_stats_error(stats: torch.Tensor, y: torch.Tensor) -> float:
     """
     variance, mean = torch.var_mean(y.detach().double(), [0, *range(2, y.dim())], correction=0)
     expected = torch.stack([mean, variance.sqrt()])
-    found = torch.stack([stats[0].detach().double(), stats[1].detach().double().sqrt()])
-    return float((found - expected).norm() / expected.norm().clamp_min(torch.finfo(torch.float32).tiny))
+    computed = torch.stack([stats[0].detach().double(), stats[1].detach().double().sqrt()])
+    return float((computed - expected).norm() / expected.norm().clamp_min(torch.finfo(torch.float32).tiny))

@@ -72,17 +72,18 @@ def _run_quantized_conv(
     launcher_function, signature = find_kernel(workload, x.device)
     check_tensors(signature, x, weight, bias, add)
     arguments = dict(zip(QUANTIZATION_OPS, (scale, tensor_scale, quantize, zero_point), strict=True))
-    given = {name: tensor for name, tensor in arguments.items() if tensor is not None}
-    if tuple(given) != signature.quantization_ops or (slope is None) == signature.takes_slope:
-        raise Error(f"{signature.workload.text}: expected the arguments of its epilogue, not {', '.join(given) or '-'}")
-    for name, tensor in (*given.items(), *([("slope", slope)] if slope is not None else [])):
+    quantization = {name: tensor for name, tensor in arguments.items() if tensor is not None}
+    if tuple(quantization) != signature.quantization_ops or (slope is None) == signature.takes_slope:
+        names = ", ".join(quantization) or "-"
+        raise Error(f"{signature.workload.text}: expected the arguments of its epilogue, not {names}")
+    for name, tensor in (*quantization.items(), *([("slope", slope)] if slope is not None else [])):
         count = signature.workload.O if name in ("scale", "slope") else 1
         if tensor.numel() != count or tensor.dtype != torch.float32 or tensor.device != x.device:
             raise Error(f"{signature.workload.text}: {name}: expected {count} numbers in float32 on {x.device}")
     refresh_weight(weight)
     residual = None if add is None else signature.to_output_layout(add)
     operands = (signature.to_input_layout(x), signature.to_input_layout(weight), bias, residual, slope)
-    return launcher_function(*operands, quantization=given)
+    return launcher_function(*operands, quantization=quantization)
 
 
 def _make_fake_output(

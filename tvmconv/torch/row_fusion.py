@@ -375,7 +375,7 @@ def fuse_rows(gm: fx.GraphModule, metadata: Any, is_convolution: IsConvolution) 
     graph = fx.Graph()
     copies: dict[fx.Node, Any] = {}
     graph.output(graph.graph_copy(gm.graph, copies))
-    copied_metadata = {copies[node]: found for node, found in metadata.items() if node in copies}
+    copied_metadata = {copies[node]: info for node, info in metadata.items() if node in copies}
     fusion = RowFusion(graph, copied_metadata, is_convolution)
     fusion.run()
     if not fusion.num_replaced:

@@ -86,8 +86,8 @@ def merge_counters(graph: fx.Graph, metadata: Metadata) -> None:
         ):
             counter, summand = node.args
             is_counter = isinstance(counter, fx.Node) and counter.op == "placeholder" and len(counter.users) == 1
-            found = metadata.get(counter) if is_counter else None
-            if type(summand) is int and found and found.dtype is torch.int64 and not found.shape:
+            counter_info = metadata.get(counter) if is_counter else None
+            if type(summand) is int and counter_info and counter_info.dtype is torch.int64 and not counter_info.shape:
                 nodes_by_summand.setdefault(summand, []).append(node)
     for summand, nodes in nodes_by_summand.items():
         with graph.inserting_before(graph.output_node()):

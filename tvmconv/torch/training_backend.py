@@ -199,7 +199,7 @@ def _replace_nodes(
         readers |= _list_layers(gm.graph, metadata, copies)
     merge_weight_casts(graph, readers, dict(zip(placeholders, inputs, strict=True)))
     replace_norm_sites(graph, sites, copies, results, metadata, _is_convolution)
-    merge_counters(graph, {copies[node]: found for node, found in metadata.items() if node in copies})
+    merge_counters(graph, {copies[node]: info for node, info in metadata.items() if node in copies})
     graph.lint()
     return fx.GraphModule(gm, graph)
 
