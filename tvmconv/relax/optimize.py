@@ -19,9 +19,10 @@ from tvmconv.errors import Error, ModelError, translate_to_model_error
 from tvmconv.measure.results import PhaseTimer
 from tvmconv.measure.workers.pool import keep_workers_alive
 from tvmconv.relax.comparison import TvmTimer, TvmTimes, extract_functions, start_timer, uses_float16
+from tvmconv.relax.compile_target import CompileTarget, resolve_target
 from tvmconv.relax.guarded_rules import make_default_pipeline
 from tvmconv.relax.importers import simplify_imported
-from tvmconv.relax.kernels import CompileTarget, FoundKernel, KernelFinder, resolve_target
+from tvmconv.relax.kernels import FoundKernel, KernelFinder
 from tvmconv.relax.layouts import Layout, plan_layouts, validate_layout
 from tvmconv.relax.linear import convert_linear_layers
 from tvmconv.relax.narrowing import narrow_activations
