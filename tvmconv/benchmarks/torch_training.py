@@ -30,7 +30,7 @@ import functools
 import itertools
 import statistics
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -210,7 +210,7 @@ def _measure(name: str, args: argparse.Namespace) -> Iterator[tuple[list[dict[st
     """Time all ways to run a step; yield the times so far, and the report of `optimize` or None, after each of them."""
     import torch
 
-    import tvmconv.torch.backend
+    import tvmconv.torch
 
     torch.manual_seed(0)
     model, images = _make_network(name, args)
@@ -233,11 +233,11 @@ def _measure(name: str, args: argparse.Namespace) -> Iterator[tuple[list[dict[st
         if args.kernels and variant.replay is not None:
             variant.kernels = _profile(variant.replay)
 
-    modes = {f"{PYTORCH}, compiled ({mode})": mode for mode in args.compile}
     compiled: dict[str, StepVariant] = {}
     if args.gpu_lock:
         with _without_cudnn_benchmark():
-            for label, mode in modes.items():
+            for mode in args.compile:
+                label = _name_compiled(PYTORCH, mode)
                 compile_model = functools.partial(compile_network, label, model)
                 compiled[label], waiting_seconds = compile_ahead(compile_model, mode, args.gpu_lock)
                 compiled[label].made_seconds -= waiting_seconds
@@ -252,19 +252,33 @@ def _measure(name: str, args: argparse.Namespace) -> Iterator[tuple[list[dict[st
         layers = tvmconv.torch.get_training_report(optimized)
         add(make(OURS_FUSED if args.fused else OURS, optimized, started_at))
         yield _time_in_turns(variants), layers
-        backend, eager_backend = (
-            functools.partial(tvmconv.torch.backend.backend, options={"log": log, "fallback_backend": fallback})
-            for fallback in ("inductor", "eager")
-        )
-        compilations: list[tuple[str, Any, dict[str, Any]]] = [
-            *([(BY_EAGER_BACKEND, model, {"backend": eager_backend})] if args.backend_eager else []),
-            *([(BY_BACKEND, model, {"backend": backend})] if args.backend else []),
-            *((label, model, {"mode": mode}) for label, mode in modes.items() if label not in compiled),
-            *((f"{OURS}, compiled ({mode})", optimized, {"mode": mode}) for mode in args.compile_optimized),
-        ]
+        compilations = _list_compilations(args, model, optimized, log, [*compiled])
         for label, network, settings in compilations:
             add(compile_network(label, network, **settings))
             yield _time_in_turns(variants), layers
+
+
+def _list_compilations(
+    args: argparse.Namespace, model: Any, optimized: Any, log: Path | None, compiled: Collection[str]
+) -> list[tuple[str, Any, dict[str, Any]]]:
+    """Return labels, networks and options of `torch.compile` of the compiled variants, without those in `compiled`."""
+    import tvmconv.torch.backend
+
+    backend, eager_backend = (
+        functools.partial(tvmconv.torch.backend.backend, options={"log": log, "fallback_backend": fallback})
+        for fallback in ("inductor", "eager")
+    )
+    modes = {_name_compiled(PYTORCH, mode): mode for mode in args.compile}
+    return [
+        *([(BY_EAGER_BACKEND, model, {"backend": eager_backend})] if args.backend_eager else []),
+        *([(BY_BACKEND, model, {"backend": backend})] if args.backend else []),
+        *((label, model, {"mode": mode}) for label, mode in modes.items() if label not in compiled),
+        *((_name_compiled(OURS, mode), optimized, {"mode": mode}) for mode in args.compile_optimized),
+    ]
+
+
+def _name_compiled(name: str, mode: str) -> str:
+    return f"{name}, compiled ({mode})"
 
 
 def _optimize(name: str, model: Any, images: Any, args: argparse.Namespace) -> tuple[Any, Path | None]:
