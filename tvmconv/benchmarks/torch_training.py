@@ -40,6 +40,7 @@ from tvmconv.benchmarks.inductor_ahead import compile_ahead
 from tvmconv.cli import options, output
 from tvmconv.cli.errors import UsageError, print_note
 from tvmconv.cli.progress import progress_line
+from tvmconv.errors import get_first_line
 from tvmconv.experiments.provenance import describe_provenance
 from tvmconv.reports.tables import EMPTY_CELL, Table, format_micros, format_optional, format_speedup, make_table
 
@@ -383,7 +384,7 @@ def _capture(variant: StepVariant, pool: Any) -> StepVariant:
         with torch.cuda.graph(graph, pool=pool, stream=stream):
             variant.step()
     except RuntimeError as error:
-        variant.failure = str(error).splitlines()[0]
+        variant.failure = get_first_line(error)
         return variant
     variant.replay = graph.replay
     return variant

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from tvmconv import devices
 from tvmconv.devices import Device
-from tvmconv.errors import DeviceError
+from tvmconv.errors import DeviceError, get_first_line
 
 if TYPE_CHECKING:
     from tvm.target import Target
@@ -43,7 +43,7 @@ def resolve_target(target: str | Mapping[str, Any] | Target) -> CompileTarget:
     try:
         resolved = target if isinstance(target, Target) else Target(target)
     except (TypeError, ValueError) as error:
-        raise DeviceError(f"target {target!r}: {str(error).splitlines()[0]}") from error
+        raise DeviceError(f"target {target!r}: {get_first_line(error)}") from error
     match resolved.kind.name:
         case "llvm":
             return CompileTarget(resolved, None)

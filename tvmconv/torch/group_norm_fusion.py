@@ -17,7 +17,7 @@ import torch
 from torch import fx
 from torch.fx.operator_schemas import normalize_function
 
-from tvmconv.errors import Error
+from tvmconv.errors import Error, get_first_line
 from tvmconv.torch.accuracy import TOLERANCE_FACTOR, compute_relative_error
 from tvmconv.torch.activation_match import match_activation
 from tvmconv.torch.concatenation_fusion import ConcatenationReplacer
@@ -262,7 +262,7 @@ class NormFuser:
                 error = compute_relative_error(layer(x), expected if layout == own_layout else layer.run_eager(x))
                 seconds = measure(f"{KERNEL_NAME}, {layout}: {site.key}", functools.partial(layer.forward, x))
             except (Error, RuntimeError) as failure:
-                return _Timing(pytorch_seconds, reason=str(failure).splitlines()[0])
+                return _Timing(pytorch_seconds, reason=get_first_line(failure))
             finally:
                 layer.clear_inputs()
             if layout == own_layout:

@@ -126,7 +126,9 @@ class KernelProvider:
         workloads = {parse(text): count for text, count in counts.items()}
         with keep_workers_alive():
             record_index = self.read_record_index(deadline)
-            remaining = [each for each in sort_by_cost(workloads, self.device) if each.text not in self.available]
+            remaining = [
+                workload for workload in sort_by_cost(workloads, self.device) if workload.text not in self.available
+            ]
             self._build_candidates(remaining, record_index, deadline)
             if self._packs_in_each_call:
                 self._build_alternatives(remaining, record_index, deadline)

@@ -81,7 +81,12 @@ class BatchNormFunction(torch.autograd.Function):
         gradients = torch.ops.aten.native_batch_norm_backward(
             dy, x, weight, None, None, mean, reciprocal, True, ctx.eps, mask
         )
-        return *(each if needed else None for each, needed in zip(gradients, mask, strict=True)), None, None, None
+        return (
+            *(gradient if needed else None for gradient, needed in zip(gradients, mask, strict=True)),
+            None,
+            None,
+            None,
+        )
 
 
 def normalize(layer: Any, x: torch.Tensor) -> torch.Tensor | None:
@@ -158,7 +163,8 @@ def finish_stats(
     """
     correction = count / (count - 1)
     is_plain = running is None or all(
-        each.dtype is torch.float32 and each.is_contiguous() and each.device == stats.device for each in running
+        statistic.dtype is torch.float32 and statistic.is_contiguous() and statistic.device == stats.device
+        for statistic in running
     )
     if stats.is_cuda and is_plain and not torch.compiler.is_dynamo_compiling():
         return normalization_kernel.finish_stats(stats, running, eps, factor, correction)

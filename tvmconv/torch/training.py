@@ -15,7 +15,7 @@ from torch.utils._pytree import tree_leaves, tree_map_only
 
 from tvmconv.deadline import Deadline
 from tvmconv.devices import Device
-from tvmconv.errors import ModelError, translate_to_model_error
+from tvmconv.errors import ModelError, get_first_line, translate_to_model_error
 from tvmconv.measure.workers.pool import keep_workers_alive
 from tvmconv.search.options import TuneOptions
 from tvmconv.torch.conv_call import STATS_IN_GRAPHS
@@ -271,7 +271,7 @@ def _time_step(
 
             return time_call(step, torch_device)
     except RuntimeError as error:
-        raise ModelError(f"a training step does not run on the example: {str(error).splitlines()[0]}") from error
+        raise ModelError(f"a training step does not run on the example: {get_first_line(error)}") from error
 
 
 def _fuse(

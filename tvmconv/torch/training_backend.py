@@ -87,12 +87,12 @@ def insert_operators(
     normalized_names = {site.input.name for site in sites}
     calls = [
         replace(
-            each,
-            is_normalized=each.path in normalized_names
-            and each.bias_dtype is None
-            and can_return_stats(each.call, device),
+            recorded,
+            is_normalized=recorded.path in normalized_names
+            and recorded.bias_dtype is None
+            and can_return_stats(recorded.call, device),
         )
-        for each in calls
+        for recorded in calls
     ]
     if is_selecting:
         provider = make_training_provider(device, torch_device, log, lambda text: _logger.debug("%s", text))
@@ -171,12 +171,14 @@ def _replace_nodes(
     Convolutions that the table has with statistics of their output return these as well. With `has_kernels`, operators
     compute maximum poolings, too. With `is_eager`, weights of all layers are cast at once.
     """
-    calls = [each for each in calls if each.call in table.calls]
+    calls = [recorded for recorded in calls if recorded.call in table.calls]
     if not calls and not sites:
         return gm
-    names = {each.path for each in calls}
+    names = {recorded.path for recorded in calls}
     names_with_stats = {
-        each.path for each in calls if each.is_normalized and table.find(STATS_IN_GRAPHS, each.call) is not None
+        recorded.path
+        for recorded in calls
+        if recorded.is_normalized and table.find(STATS_IN_GRAPHS, recorded.call) is not None
     }
     graph = fx.Graph()
     copies: dict[fx.Node, Any] = {}
@@ -194,7 +196,7 @@ def _replace_nodes(
     if has_kernels:
         replace_poolings(copies, metadata)
     placeholders = [copies[node] for node in gm.graph.nodes if node.op == "placeholder"]
-    readers = {convolutions[each.path]: each.call.dtype for each in calls if each.needs_wgrad}
+    readers = {convolutions[recorded.path]: recorded.call.dtype for recorded in calls if recorded.needs_wgrad}
     if is_eager:
         readers |= _list_layers(gm.graph, metadata, copies)
     merge_weight_casts(graph, readers, dict(zip(placeholders, inputs, strict=True)))
