@@ -204,6 +204,16 @@ def get_reason(error: Error) -> str:
     return error.reason if isinstance(error, ScheduleFailure) else str(error)
 
 
+def get_first_line(error: BaseException) -> str:
+    """Return the first line of an error's message, or the name of its type if it has no message.
+
+    Example:
+        >>> get_first_line(ValueError("a message")), get_first_line(RuntimeError())
+        ('a message', 'RuntimeError')
+    """
+    return next(iter(str(error).splitlines()), type(error).__name__)
+
+
 def describe_error(error: BaseException) -> str:
     """Return an error in one line, prefixed by its type unless it is an `Error`.
 

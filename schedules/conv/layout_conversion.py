@@ -79,7 +79,7 @@ def skip_unread_pixels(w: Conv) -> Conv:
     for axis, taps in enumerate(w.kernel):
         if taps == 1 and w.pad_low[axis] == w.pad_high[axis] == 0:
             sizes[axis], stride[axis] = w.output_size[axis], 1
-    return type(w)(**{**vars(w), **dict(zip(w.SPACE, sizes, strict=True)), "stride": tuple(stride)})
+    return w.with_fields(**dict(zip(w.SPACE, sizes, strict=True)), stride=tuple(stride))
 
 
 def estimate_transpose_us(nbytes: float, source_bytes: float | None = None) -> float:

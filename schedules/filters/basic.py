@@ -25,4 +25,4 @@ def is_mask_too_large_for_register(w: Filter) -> bool:
 @schedule("filter1d", "filter2d", search_if=is_mask_too_large_for_register, baseline=True)
 def basic(s: Schedule, w: Filter, k: Knobs) -> None:
     """Compute as many samples or pixels per block as it has threads."""
-    schedule_from_global_memory(s, w, declare_block_knobs(k, w))
+    schedule_from_global_memory(s, declare_block_knobs(k, w))

@@ -30,7 +30,7 @@ def caching(s: Schedule, w: Filter, k: Knobs) -> Schedule:
     """Compute as many samples or pixels per block as it has threads."""
     threads = declare_block_knobs(k, w)
     s = Schedule(te.create_prim_func(list(_declare_tiled_filter(w, threads))))
-    sum_block = cache_accumulator(s, w)
+    sum_block = cache_accumulator(s)
     copy = s.get_sblock("tiles")
     s.set_scope(copy, 0, "shared")
     tile_output(s, sum_block, threads, threads, copy)

@@ -20,5 +20,5 @@ from .output_tiling import can_place_mask_in_constant_memory, declare_block_knob
 @schedule("filter1d", "filter2d", condition=can_place_mask_in_constant_memory)
 def constant(s: Schedule, w: Filter, k: Knobs) -> None:
     """Compute as many samples or pixels per block as it has threads."""
-    schedule_from_global_memory(s, w, declare_block_knobs(k, w))
+    schedule_from_global_memory(s, declare_block_knobs(k, w))
     set_memory_scope(s, K="constant")

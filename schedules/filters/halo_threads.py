@@ -51,7 +51,7 @@ def halo_threads(s: Schedule, w: Filter, k: Knobs) -> None:
             [c[name] >= taps for name, taps in zip(list_thread_knobs(w), w.mask_shape, strict=True)], axis=0
         ),
     )
-    schedule_from_shared_memory(s, w, tile=_remove_halo(w, threads), threads=threads)
+    schedule_from_shared_memory(s, tile=_remove_halo(w, threads), threads=threads)
 
 
 def _remove_halo(w: Filter, block: Sequence[int]) -> AxisSizes:

@@ -20,4 +20,4 @@ from .output_tiling import can_stage_halo, declare_tile_knobs, schedule_from_sha
 def halo_two_step(s: Schedule, w: Filter1d, k: Knobs) -> None:
     """Compute as many outputs per block as it has threads."""
     threads = declare_tile_knobs(k, w)
-    schedule_from_shared_memory(s, w, tile=threads, threads=threads)
+    schedule_from_shared_memory(s, tile=threads, threads=threads)

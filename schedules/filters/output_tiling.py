@@ -94,27 +94,27 @@ def _compute_tile_bytes(w: Filter, tile: Sequence[Any]) -> Any:
     return np.prod(input_sizes, axis=0) * get_itemsize(w.storage)
 
 
-def schedule_from_global_memory(s: Schedule, w: Filter, threads: Sequence[int]) -> None:
+def schedule_from_global_memory(s: Schedule, threads: Sequence[int]) -> None:
     """Let each thread compute an output from global memory, with a bounds check at each tap."""
-    sum_block = cache_accumulator(s, w)
+    sum_block = cache_accumulator(s)
     inline_producers(s, sum_block)
     tile_output(s, sum_block, threads, threads)
 
 
-def schedule_from_shared_memory(s: Schedule, w: Filter, tile: Sequence[int], threads: Sequence[int]) -> None:
+def schedule_from_shared_memory(s: Schedule, tile: Sequence[int], threads: Sequence[int]) -> None:
     """Let each thread compute an output from shared memory, to which the block first copies its tile with the halo.
 
     The copy contains zeros past the ends of the signal. The mask is in constant memory. The threads outside the tile
     only copy.
     """
-    sum_block = cache_accumulator(s, w)
+    sum_block = cache_accumulator(s)
     copy = s.cache_read(sum_block, 0, "shared")
     s.compute_inline(s.get_sblock("padded"))  # after `cache_read`, so that the copy contains the bounds check
     tile_output(s, sum_block, tile, threads, copy)
     set_memory_scope(s, K="constant")
 
 
-def cache_accumulator(s: Schedule, w: Filter) -> SBlockRV:
+def cache_accumulator(s: Schedule) -> SBlockRV:
     """Accumulate the sum in a register and store it once, with its epilogue; return the reduction block."""
     sum_block = s.get_sblock("sum")
     inline_consumers(s, s.cache_write(sum_block, 0, "local"))

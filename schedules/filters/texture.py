@@ -38,7 +38,7 @@ def texture(s: Schedule, w: Filter2d, k: Knobs) -> Schedule:
     threads_y = k.choice("threads_y", (1, 2, 4, 8), default=8)
     s = Schedule(te.create_prim_func(list(_declare_texture_filter(w))))
     set_memory_scope(s, K="constant", X="texture")
-    sum_block = cache_accumulator(s, w)
+    sum_block = cache_accumulator(s)
     line, column, channel, *taps = s.get_loops(sum_block)
     lines, ty = s.split(line, [None, threads_y])
     columns, tx = s.split(s.fuse(column, channel), [None, threads_x])

@@ -192,10 +192,10 @@ def test_threads_that_part_meet_again():
     found, run = stored(*lines)
     assert [len(each) for each in found] == [*range(31, 0, -1), 32]
     assert found[-1] == list(range(32))
-    assert run.execution_counts[3] == 32  # the comparison
-    assert run.execution_counts[-1] == 1
-    assert run.backward_branch_counts[7] == 31
-    assert sum(run.backward_branch_counts) == 31
+    assert run.executions_by_block[3] == 32  # the comparison
+    assert run.executions_by_block[-1] == 1
+    assert run.backward_branches_by_block[7] == 31
+    assert run.backward_branches_by_block.sum() == 31
 
 
 def test_a_loop_with_two_branches_back_is_counted():
@@ -215,15 +215,15 @@ def test_a_loop_with_two_branches_back_is_counted():
     )
     found, run = stored(*lines, threads=64)
     assert len(found) == 4
-    assert run.execution_counts[4] == 10
-    assert sum(run.backward_branch_counts) == 8
+    assert run.executions_by_block[4] == 10
+    assert run.backward_branches_by_block.sum() == 8
 
 
 def test_several_blocks_are_executed_together():
     lines = "S2R R1, SR_CTAID.X", "LEA R2, R1, 0x4, 0x7", "STS [R2], RZ"
     (found,), run = stored(*lines, threads=8, blocks=[(n, 0, 0) for n in range(3)])
     assert found == [4] * 8 + [132] * 8 + [260] * 8
-    assert run.execution_counts == [3, 3, 3, 3]
+    assert run.executions_by_block.sum(axis=1).tolist() == [3, 3, 3, 3]
 
 
 @pytest.mark.parametrize(
@@ -245,7 +245,7 @@ def test_arithmetic_is_left_out():
     lines = "S2R R1, SR_TID.X", "LDS R4, [R1]", "FFMA R5, R4, R4, R5", "FADD R5, R5, R4", "STS [R1], R5"
     _, run = stored(*lines)
     assert run.num_executed == 4  # the thread's number, two accesses, the end
-    assert run.execution_counts == [1] * 6
+    assert run.executions_by_block.sum(axis=1).tolist() == [1] * 6
 
 
 KERNELS = [
@@ -273,7 +273,7 @@ def test_stores_are_those_of_the_lowered_tir(text, schedule, arch):
     block = tuple(extent // 2 for extent in step.launch.grid)
     counts = count_requests(compiled, kernel.listings[step.name], arch, [block])
     ours = [each for each, code in zip(counts, kernel.listings[step.name], strict=True) if code.opcode == "STG"]
-    wanted = [each for each in count_global_accesses(kernel, step, block) if each.kind == "store"]
+    wanted = [each for each in count_global_accesses(kernel, step) if each.kind == "store"]
     assert sum(each.num_sectors for each in ours) == sum(each.sectors for each in wanted)
     assert sum(each.num_requests for each in ours) == sum(each.num_requests for each in wanted)
     assert set().union(*(each.array_indices for each in ours)) == {len(kernel.executable.arrays) - 1}

@@ -22,7 +22,7 @@ from tvmconv.errors import Error
 from tvmconv.measure.workers.pool import keep_workers_alive
 
 NUM_STEPS, NUM_BATCHES, BATCH = 50, 10, 32
-WRAPPERS = DDP, FSDP = "ddp", "fsdp"
+DDP, FSDP = "ddp", "fsdp"
 CASES = [(DDP, "float32"), (DDP, "bfloat16"), (FSDP, "float32")]
 TOLERANCES = {"float32": 2e-3, "bfloat16": 5e-2}  # of losses, relative and absolute
 

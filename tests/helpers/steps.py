@@ -47,22 +47,6 @@ def make_row_sums(written_columns=COLUMNS):
     return main
 
 
-def split_sums(parts=4, dtype="float32"):
-    """ΣX[i] by `rfactor`: sums of `parts` to scratch memory, then their sum; as split reductions are scheduled."""
-    X = te.placeholder((ROWS, COLUMNS), dtype, name="X")
-    j = te.reduce_axis((0, COLUMNS), name="j")
-    s = Schedule(te.create_prim_func([X, te.compute((ROWS,), lambda i: te.sum(X[i, j], axis=j), name="Y")]))
-    total = s.get_sblock("Y")
-    _, column = s.get_loops(total)
-    part, _ = s.split(column, [parts, None])
-    partial = s.rfactor(part, 0)
-    row, part, _ = s.get_loops(partial)
-    s.bind(part, "blockIdx.x")
-    s.bind(row, "threadIdx.x")
-    s.bind(s.get_loops(total)[0], "threadIdx.x")
-    return s.mod
-
-
 def lower_function(function, device):
     """Lower a PrimFunc."""
     return lower_module(tvm.IRModule({"main": function}), device.make_target())

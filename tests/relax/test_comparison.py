@@ -17,7 +17,8 @@ from tvm import relax
 
 from tvmconv.deadline import Deadline
 from tvmconv.relax import comparison, to_float16
-from tvmconv.relax.kernels import CompileTarget, FoundKernel, KernelFinder, resolve_target
+from tvmconv.relax.compile_target import CompileTarget, resolve_target
+from tvmconv.relax.kernels import FoundKernel, KernelFinder
 from tvmconv.relax.optimize import choose_kernel, prepare_module
 from tvmconv.relax.sites import find_sites
 

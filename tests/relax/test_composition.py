@@ -9,7 +9,7 @@ from tvm.s_tir import dlight
 
 import tvmconv.relax
 from tvmconv.errors import DeviceError, ModelError
-from tvmconv.relax.kernels import resolve_target
+from tvmconv.relax.compile_target import resolve_target
 
 X = torch.randn(2, 4, 10, 14, generator=torch.Generator().manual_seed(0))
 

@@ -7,8 +7,8 @@ from torch import nn
 from tvm import relax, tirx
 from tvm.s_tir import dlight
 
+from tvmconv.relax.compile_target import resolve_target
 from tvmconv.relax.guarded_rules import guard_rule, make_default_pipeline
-from tvmconv.relax.kernels import resolve_target
 
 
 class Gate(nn.Module):

@@ -26,7 +26,9 @@ from tvm.ir import Call
 
 import tvmconv.relax
 from tvmconv.compiler.cuda_environment import make_cuda_environment
-from tvmconv.relax.kernels import CandidateQueue, KernelFinder, resolve_target
+from tvmconv.relax.candidate_queue import CandidateQueue
+from tvmconv.relax.compile_target import resolve_target
+from tvmconv.relax.kernels import KernelFinder
 from tvmconv.relax.optimize import plan_functions, prepare_module
 
 onnx = pytest.importorskip("onnx")

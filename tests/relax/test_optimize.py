@@ -19,8 +19,9 @@ from tvmconv.devices import find_device
 from tvmconv.errors import DeviceError, ModelError, TuningError
 from tvmconv.logs.candidates import Candidate
 from tvmconv.registry import find_schedule
-from tvmconv.relax import kernels
-from tvmconv.relax.kernels import KernelFinder, resolve_target
+from tvmconv.relax.candidate_queue import prefer_if_clearly_faster
+from tvmconv.relax.compile_target import resolve_target
+from tvmconv.relax.kernels import KernelFinder
 
 X = torch.randn(2, 4, 10, 14, generator=torch.Generator().manual_seed(0))
 
@@ -319,6 +320,6 @@ def test_prediction_precedes_the_slow_config_of_a_short_search(slowdown, source)
     workload = tvmconv.parse("conv2d:1x64x8x8,64x64x1x1,f16,nhwc")
     prediction = recommend_configs(workload, find_device("sm_90"))[0]
     measured = Candidate(find_schedule(workload, "mma_sync"), {}, "tuned", prediction.seconds * slowdown)
-    candidates = list(kernels.prefer_if_clearly_faster(prediction, workload, iter([measured])))
+    candidates = list(prefer_if_clearly_faster(prediction, workload, iter([measured])))
     assert candidates[0].config_source == source
     assert candidates[-1] is measured

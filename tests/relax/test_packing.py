@@ -13,7 +13,6 @@ from tvmconv.compiler import nvrtc
 from tvmconv.emulator.execution import execute
 from tvmconv.emulator.memory.arrays import GlobalArray
 from tvmconv.logs.candidates import TUNED, Candidate
-from tvmconv.relax import kernels
 from tvmconv.relax.packing import pack_weight, remove_prepack_kernels
 from tvmconv.verification import Problem
 
@@ -44,7 +43,7 @@ def test_packed_weight_is_a_constant_of_the_model(monkeypatch, is_constant):
     def iterate_candidates(_logs, workload, *_):
         yield Candidate(registry.find_schedule(workload, "winograd"), {}, TUNED)
 
-    monkeypatch.setattr(kernels, "iterate_candidates", iterate_candidates)
+    monkeypatch.setattr("tvmconv.relax.candidate_queue.iterate_candidates", iterate_candidates)
     model = nn.Conv2d(5, 6, 3, padding=1).eval()
     if is_constant:
         mod = exported(model, torch.randn(1, 5, 7, 9))

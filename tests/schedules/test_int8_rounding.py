@@ -11,7 +11,6 @@ from tvmconv.builtin.tir_builder import allocate, build_schedule, store_global, 
 
 from tvmconv.workloads import epilogue
 
-NUM_THREADS = 64
 WORD = 4  # results of a register
 
 

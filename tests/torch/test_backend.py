@@ -7,7 +7,6 @@ import pytest
 import torch
 from small_models import Block, X, with_statistics
 
-import tvmconv.torch
 from tvmconv.errors import DeviceError, TuningError
 from tvmconv.torch.backend import backend
 from tvmconv.torch.layout_plan import LayoutCosts
@@ -158,7 +157,7 @@ def test_layouts_inside_a_compiled_graph_are_planned(monkeypatch, caplog):
         def kernel_seconds(self, text):
             return {"nchw": 1e-5, "nchw-nhwc": 5e-6, "nhwc-nchw": 5e-6, "nhwc": 1e-6}
 
-    monkeypatch.setitem(tvmconv.torch.optimize.__globals__, "LayoutCosts", FixedCosts)
+    monkeypatch.setattr("tvmconv.torch.inference.LayoutCosts", FixedCosts)
     model = torch.nn.Sequential(*(torch.nn.Conv1d(4, 4, 3, padding=1) for _ in range(3))).eval()
     ours, x = compiled(model), X[:, :, 0]
     assert_same(ours, model, x)

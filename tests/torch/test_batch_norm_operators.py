@@ -17,10 +17,11 @@ from tvmconv.torch import batch_norm_kernels, batch_norm_source, running_statist
 from tvmconv.torch import batch_norm_operators as operators
 from tvmconv.torch.backend import backend
 from tvmconv.torch.batch_norm_fusion import find_norm_sites
-from tvmconv.torch.batch_norm_source import ACTIVATIONS, SECOND_ARRAY, make_source
+from tvmconv.torch.batch_norm_source import ACTIVATION_CODE, SECOND_ARRAY, make_source
 from tvmconv.torch.conv_call import FORWARD, STATS_IN_GRAPHS, make_workload
 from tvmconv.torch.kernel_table import TableEntry, table
 from tvmconv.torch.signature import parse_signature
+from tvmconv.torch.training_activations import ACTIVATIONS
 
 EPS = 1e-5
 KERNELS = "sum_elements", "finish_stats", "apply", "sum_gradients", "finish_gradients", "apply_gradients"
@@ -44,14 +45,14 @@ def normalize(x, residual, weight, bias, activation):
     """A normalization of x, to which that of another tensor is added, by the operators; with PyTorch in float64."""
     if x.dtype is torch.float64:
         z0, y = (pytorch.batch_norm(each, None, None, weight, bias, True, eps=EPS) for each in (residual, x))
-        z0 = operators.ACTIVATIONS[activation](z0)
-        return operators.ACTIVATIONS[activation](y + z0), z0
+        z0 = ACTIVATIONS[activation](z0)
+        return ACTIVATIONS[activation](y + z0), z0
     options = None, None, weight, bias, 0.1, EPS, activation
     z0, stand_in = operators.normalize_in_graph(residual, *options)
     return operators.normalize_in_graph(x, *options, z0, stand_in)[0], z0
 
 
-@pytest.mark.parametrize("activation", ACTIVATIONS)
+@pytest.mark.parametrize("activation", ACTIVATION_CODE)
 def test_gradients_of_both_readers_are_those_of_float64(activation):
     torch.manual_seed(0)
     tensors = [draw(3, 6, 5, 4) * 2 + 1, draw(3, 6, 5, 4), torch.rand(6) + 0.5, torch.randn(6)]
@@ -395,7 +396,7 @@ def test_kernels_compute_the_operators(dtype, channels):
     torch.manual_seed(0)
     x, residual, *gradients = (lay_out(torch.randn(3, channels, 9, 7).to(dtype), True) for _ in range(4))
     x, weight, bias = x * 2 + 3, torch.rand(channels) + 0.5, torch.randn(channels)
-    for activation in ACTIVATIONS:
+    for activation in ACTIVATION_CODE:
         for residual_or_none, second in (
             (None, None),
             (None, gradients[1]),

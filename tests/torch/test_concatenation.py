@@ -8,11 +8,10 @@ from host_cuda import compile_kernels
 from small_models import Model, differ, optimized
 from torch import nn
 
-import tvmconv.torch
 from tvmconv.compiler import nvrtc
 from tvmconv.torch import concatenation
 from tvmconv.torch.concatenation import VECTOR_TYPES, concatenate, find_common_layout, make_source
-from tvmconv.torch.signature import find_layout, lay_out
+from tvmconv.torch.tensor_layout import find_layout, lay_out
 from tvmconv.workloads.layout import CHANNELS_FIRST, CHANNELS_LAST
 
 VECTORS = "struct uint4 { unsigned x, y, z, w; }; struct uint2 { unsigned x, y; };\n"
@@ -85,7 +84,7 @@ def conv(channels, outputs):
 
 
 def test_concatenations_of_a_graph_are_replaced(monkeypatch):
-    monkeypatch.setitem(tvmconv.torch.optimize.__globals__, "find_layer_kernels", lambda *_: None)
+    monkeypatch.setattr("tvmconv.torch.inference.find_layer_kernels", lambda *_: None)
     model = Model(join_parts, first=conv(4, 8), middle=nn.MaxPool2d(3, 1, 1), last=conv(16, 4)).eval()
     x = torch.randn(2, 4, 9, 11)
     ours = optimized(model, x)
@@ -98,7 +97,7 @@ def test_concatenations_of_a_graph_are_replaced(monkeypatch):
 
 @pytest.mark.parametrize("axis", [0, 2, -1])
 def test_concatenations_along_other_axes_stay(axis, monkeypatch):
-    monkeypatch.setitem(tvmconv.torch.optimize.__globals__, "find_layer_kernels", lambda *_: None)
+    monkeypatch.setattr("tvmconv.torch.inference.find_layer_kernels", lambda *_: None)
     model = Model(lambda m, x: torch.cat([m.first(x), x], axis), first=conv(4, 4)).eval()
     ours = optimized(model, torch.randn(2, 4, 9, 11))
     assert not any("concatenation" in note for note in ours.report().notes)

@@ -15,10 +15,10 @@ from tvmconv.compiler import nvrtc
 from tvmconv.torch import group_norm_operator as operator
 from tvmconv.torch.group_norm_fusion import NO_SLOWER, NormFuser
 from tvmconv.torch.group_norm_operator import group_norm_act
-from tvmconv.torch.group_norm_source import ACTIVATIONS, make_source
+from tvmconv.torch.group_norm_source import ACTIVATION_CODE, make_source
 from tvmconv.torch.layout_plan import LayoutCosts
 from tvmconv.torch.partition import partition_model, record_calls
-from tvmconv.torch.signature import lay_out
+from tvmconv.torch.tensor_layout import lay_out
 from tvmconv.workloads import parse
 from tvmconv.workloads.layout import CHANNELS_FIRST, CHANNELS_LAST
 
@@ -84,7 +84,7 @@ def test_sources_compile_for_gpus(dtype, is_last):
     if reason := nvrtc.explain_unavailability():
         pytest.skip(reason)
     vector = 4 if dtype == "float32" else 8
-    for activation in [*ACTIVATIONS][:: 1 if dtype == "float16" and is_last else 5]:
+    for activation in [*ACTIVATION_CODE][:: 1 if dtype == "float16" and is_last else 5]:
         source = make_source(
             dtype, activation, vector=vector, is_channels_last=is_last, has_float_parameters=dtype == "float32"
         )
@@ -93,7 +93,7 @@ def test_sources_compile_for_gpus(dtype, is_last):
         assert cubin.resources.spills == 0
 
 
-@pytest.mark.parametrize("activation", ACTIVATIONS)
+@pytest.mark.parametrize("activation", ACTIVATION_CODE)
 def test_operator_is_as_pytorch_wants_it(activation):
     for layout, dtype in ((CHANNELS_FIRST, torch.float32), (CHANNELS_LAST, torch.bfloat16)):
         x, weight = draw((2, 6, 5, 4), layout, dtype), torch.randn(6).to(dtype)
@@ -128,7 +128,7 @@ SPELLINGS = {
 @pytest.fixture
 def is_cheap(monkeypatch):
     """Leaves the convolutions to PyTorch, whose kernels would have to be built."""
-    monkeypatch.setitem(tvmconv.torch.optimize.__globals__, "find_layer_kernels", lambda *_: None)
+    monkeypatch.setattr("tvmconv.torch.inference.find_layer_kernels", lambda *_: None)
 
 
 def draw_parameters(model):
@@ -221,7 +221,7 @@ def test_a_unet_is_channels_last_throughout(monkeypatch):
         def conversion_seconds(self, nbytes):
             return 6e-6
 
-    monkeypatch.setitem(tvmconv.torch.optimize.__globals__, "LayoutCosts", Costs)
+    monkeypatch.setattr("tvmconv.torch.inference.LayoutCosts", Costs)
     parts = {"down": Stage(1, 4, 1), "bottom": Stage(4, 8, 2), "up": Stage(8, 4, 1), "last": nn.Conv3d(4, 3, 1)}
     model = Model(call_unet, upsampling=nn.ConvTranspose3d(8, 4, 2, 2), **parts).eval()
     x = torch.randn(1, 1, 8, 8, 8)

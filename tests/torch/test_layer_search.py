@@ -176,7 +176,7 @@ def test_a_kernel_that_was_timed_by_the_search_is_timed_again_only_if_close_to_p
     monkeypatch.setattr(TimingCache, "measure", measure)
     monkeypatch.setattr(selection, "_converts", lambda *_: False)
     monkeypatch.setattr(selection.KernelSelector, "_time_pytorch", time_pytorch)
-    monkeypatch.setitem(tvmconv.torch.optimize.__globals__, "find_layer_kernels", find)
+    monkeypatch.setattr("tvmconv.torch.inference.find_layer_kernels", find)
     model = tvmconv.torch.optimize(torch.nn.Conv2d(4, 8, 3).eval(), torch.randn(1, 4, 9, 9))
     (line,) = model.report().lines
     assert [name for name in timed if name != "whole"] == names

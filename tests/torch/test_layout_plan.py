@@ -5,7 +5,6 @@ import torch
 from small_models import Model, X, differ, optimized
 from torch import nn
 
-import tvmconv.torch
 from tvmconv import devices
 from tvmconv.logs.ranking import RecordIndex
 from tvmconv.logs.record import Record
@@ -35,7 +34,7 @@ def costs(monkeypatch):
             def conversion_seconds(self, nbytes):
                 return 6e-6
 
-        monkeypatch.setitem(tvmconv.torch.optimize.__globals__, "LayoutCosts", FixedCosts)
+        monkeypatch.setattr("tvmconv.torch.inference.LayoutCosts", FixedCosts)
 
     return set_costs
 

@@ -212,7 +212,7 @@ def test_a_record_of_a_search_that_was_cut_off_does_not_exclude_predictions(seco
     """The search of 15 ms has found one of the naive kernels before its time was up."""
     w = tc.parse("conv2d:64x64x56x56,256x64x1x1,s1,p0,f16,nhwc")
     record = SimpleNamespace(cost=seconds)
-    index = SimpleNamespace(iterate_by_device_match=lambda *_: iter([(kernels.DeviceMatch.DEVICE, record)]))
+    index = SimpleNamespace(iterate_on_device=lambda *_: iter([record]))
     provider = kernels.KernelProvider(SimpleNamespace(target=H200), torch.device("cpu"), None, print)
     tuned, *predicted = [Candidate(None, {"number": i}, kernels.TUNED if i == 0 else "predicted") for i in range(9)]
     candidates = provider._next_candidates(w, iter([tuned, *predicted]), index)
@@ -235,7 +235,7 @@ def test_a_kernel_that_packs_in_each_call_is_compared_with_those_of_other_schedu
     w, h200 = tc.parse("conv2d:64x64x56x56,64x64x3x3,s1,p1,f16,nhwc"), SimpleNamespace(name="H200", target=H200)
     names = ["winograd_hopper", "hopper", "hopper", "mma_sync", "tensor_core"]
     records = [SimpleNamespace(schedule=name, config={"number": i}, cost=i * 1e-5) for i, name in enumerate(names, 1)]
-    index = SimpleNamespace(iterate_by_device_match=lambda *_: ((kernels.DeviceMatch.DEVICE, r) for r in records))
+    index = SimpleNamespace(iterate_on_device=lambda *_: iter(records))
     provider = kernels.make_training_provider(h200, torch.device("cpu"), None, None)
 
     def lookup(workload, schedule, config, device):

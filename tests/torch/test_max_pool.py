@@ -13,9 +13,10 @@ from tvmconv.compiler import nvrtc
 from tvmconv.torch import max_pool, training_backend
 from tvmconv.torch.backend import backend
 from tvmconv.torch.conv_call import KERNEL_DTYPES
-from tvmconv.torch.signature import find_layout, lay_out
+from tvmconv.torch.tensor_layout import find_layout, lay_out
 from tvmconv.workloads.layout import CHANNELS_LAST
 
+KERNELS = "max_pool", "max_pool_backward"
 WINDOWS = [([3, 3], [2, 2], [1, 1]), ([2, 3], [2, 1], [0, 1]), ([2, 2], [3, 3], [1, 0])]
 
 
@@ -38,7 +39,7 @@ def pool_with_gradient(pool, x, *window):
 @pytest.mark.parametrize("vector", [1, 2])
 def test_kernels_on_the_cpu(window, vector, tmp_path, monkeypatch):
     monkeypatch.setattr(max_pool, "THREADS", 32)
-    functions = compile_kernels(max_pool.make_source("float32", vector, window), max_pool.NAMES_OF_KERNELS, tmp_path)
+    functions = compile_kernels(max_pool.make_source("float32", vector, window), KERNELS, tmp_path)
 
     class HostKernels:
         def launch(self, name, launch, parameters):
@@ -70,7 +71,7 @@ def test_sources_compile_for_gpus():
         pytest.skip(reason)
     for (dtype, vector), window in zip((("float16", 8), ("bfloat16", 8), ("float32", 4)), WINDOWS, strict=True):
         cubin = nvrtc.compile_cubin(max_pool.make_source(dtype, vector, window), "sm_90")
-        assert {*cubin.kernels} == {*max_pool.NAMES_OF_KERNELS}
+        assert {*cubin.kernels} == {*KERNELS}
         assert cubin.resources.spills == 0
 
 

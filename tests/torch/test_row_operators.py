@@ -19,6 +19,7 @@ from tvmconv.torch import elementwise_source, layer_norm_source, row_kernels, tr
 from tvmconv.torch import row_operators as operators
 from tvmconv.torch.backend import backend
 from tvmconv.torch.row_fusion import fuse_rows
+from tvmconv.torch.training_activations import ACTIVATIONS
 
 EPS = 1e-5
 NAMES = {
@@ -51,7 +52,7 @@ def make_cases(dtype, low_dtype=None, channels=6, sizes=(5, 4)):
         return functional.layer_norm(x, (channels,), eps=EPS)
 
     def activate(name, shape):
-        return lambda x, bias, *_: operators.ACTIVATIONS[name][0](x + bias.view(shape))
+        return lambda x, bias, *_: ACTIVATIONS[name](x + bias.view(shape))
 
     def scale_add(z, bias, scale, noise, x, *_):
         z = z + bias.view(-1, *(1,) * (z.dim() - 2)) if z.dim() > 3 else z + bias
@@ -68,7 +69,7 @@ def make_cases(dtype, low_dtype=None, channels=6, sizes=(5, 4)):
                 (images if is_last else rows, vectors[1], name, is_last),
                 activate(name, (-1, 1, 1) if is_last else (-1,)),
             )
-            for name, is_last in zip(operators.ACTIVATIONS, (True, False) * 3, strict=False)
+            for name, is_last in zip(elementwise_source.ACTIVATION_CODE, (True, False) * 3, strict=False)
         },
         "residual": (operators.scale_add, (images, vectors[1], layer_scale, noise, residual, *types, True), scale_add),
         "sum": (

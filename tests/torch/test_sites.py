@@ -111,9 +111,9 @@ def test_functional_batch_norm_becomes_part_of_the_kernel():
     assert site.epilogue_names == ["relu"]
     y = torch.randn(2, 1, 4, 4)
     expected = functional.batch_norm(y, *(getattr(model.behind, name) for name in NORM_TENSORS))
-    torch.testing.assert_close(site.norm(y), expected)
+    torch.testing.assert_close(site.affines[0](y), expected)
     model.behind.running_mean.data = torch.full((1,), 2.0)  # the model's own tensor is read, not a copy
-    assert site.norm.running_mean.item() == 2.0
+    assert site.affines[0].running_mean.item() == 2.0
 
 
 NORM_TENSORS = ("running_mean", "running_var", "weight", "bias")
@@ -121,13 +121,13 @@ NORM_TENSORS = ("running_mean", "running_var", "weight", "bias")
 
 def test_sync_batch_norm_becomes_part_of_the_kernel():
     (site,) = find_fusion_sites(trace_model(followed(nn.SyncBatchNorm(1)).eval()), {})
-    assert isinstance(site.norm, nn.SyncBatchNorm)
+    assert isinstance(site.affines[0], nn.SyncBatchNorm)
 
 
 @pytest.mark.parametrize("behind", [Statistics(), NormAct(1, nn.ReLU()).train()])
 def test_batch_norm_by_statistics_of_the_call_is_left_to_pytorch(behind):
     (site,) = find_fusion_sites(trace_model(followed(behind)), {})
-    assert site.norm is None
+    assert not site.affines
 
 
 @pytest.mark.parametrize(

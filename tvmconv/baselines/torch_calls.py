@@ -122,8 +122,7 @@ def list_float16_calls(w: Conv) -> list[TorchConvCall]:
     PyTorch has no convolution of 8-bit operands on NVIDIA GPUs. The operands are converted before the timing. Sums of
     integers may exceed float16, so operands are divided by a power of two, and the results are not verified.
     """
-    changes = {"dtype": FLOAT16.name, "out_dtype": "", "weight_dtype": "", "epilogue": ()}
-    half = type(w)(**{**vars(w), **changes})
+    half = w.with_fields(dtype=FLOAT16.name, out_dtype="", weight_dtype="", epilogue=())
     divisor = 64 if w.dtype == INT8.name else 1
 
     def make_call(call: TorchConvCall) -> TorchConvCall:

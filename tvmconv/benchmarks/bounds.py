@@ -36,7 +36,7 @@ from tvmconv.errors import Error
 from tvmconv.jsonfile import read_json, translate_json_errors
 from tvmconv.logs.lines import translate_os_errors
 from tvmconv.logs.record import Record
-from tvmconv.reports.tables import EMPTY_CELL, Table, format_significant
+from tvmconv.reports.tables import EMPTY_CELL, Table, format_optional, format_significant
 from tvmconv.target import Target
 from tvmconv.training import find_record_device_spec, read_valid_records
 from tvmconv.version import VERSION
@@ -174,8 +174,7 @@ def _make_table(points: dict[str, list[Point]], validation: Sequence[str]) -> Ta
         for estimate in ("least", "predicted"):
             estimates, seconds = (np.array([point[key] for point in own_points]) for key in (estimate, "measured"))
             correlation, slowdown = compare_ranks(estimates, seconds)
-            cells += [EMPTY_CELL if correlation is None else format_significant(correlation)]
-            cells += [format_significant(1 / slowdown)]
+            cells += [format_optional(correlation), format_significant(1 / slowdown)]
         label = f"{text}{' (held out)' * (text in validation)}"
         rows.append((label, str(len(own_points)), *cells, _format_quartiles(own_points)))
     headers = ("workload", "configs", "least ρ", "least best", "predicted ρ", "predicted best", "measured / predicted")

@@ -131,3 +131,12 @@ def read_results(files: Sequence[Path]) -> list[dict[str, Any]]:
         except (OSError, ValueError) as error:
             raise UsageError(f"cannot read {file}: {error}") from error
     return results
+
+
+@contextlib.contextmanager
+def require_files_of(benchmark: str) -> Iterator[None]:
+    """Raise UsageError if the block finds that results lack keys or have other types than a benchmark writes."""
+    try:
+        yield
+    except (KeyError, TypeError, ValueError) as error:
+        raise UsageError(f"the files were not written by tvmconv bench {benchmark}: {error!r}") from error

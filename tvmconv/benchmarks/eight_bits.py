@@ -23,7 +23,6 @@ from __future__ import annotations
 import argparse
 import functools
 import json
-import statistics
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, closing, suppress
 from dataclasses import dataclass, field, replace
@@ -56,7 +55,7 @@ from tvmconv.logs.log import Log
 from tvmconv.measure.reference_data import ProblemPrefetcher
 from tvmconv.measure.timing_rounds import measure_in_rounds, time_in_turns
 from tvmconv.measure.workers.pool import keep_workers_alive, prestart_workers
-from tvmconv.reports.tables import EMPTY_CELL, Table, format_micros, format_significant
+from tvmconv.reports.tables import EMPTY_CELL, Table, format_mean, format_micros, format_optional
 from tvmconv.search.options import TuneOptions
 from tvmconv.search.task_scheduler import tune_tasks
 from tvmconv.verification import Problem
@@ -160,7 +159,7 @@ def _measure_and_write(
 def list_batches(args: argparse.Namespace) -> list[Conv]:
     """Return the convolutions of the arguments with each of the batch sizes."""
     convolutions = list_layers(args.workloads)
-    return [*dict.fromkeys(vary(w, N=batch or w.N) for batch in args.batch or [None] for w in convolutions)]
+    return [*dict.fromkeys(w.with_fields(N=batch or w.N) for batch in args.batch or [None] for w in convolutions)]
 
 
 def _make_data(measured: Sequence[EightBitTimes], provenance: str) -> dict[str, Any]:
@@ -187,11 +186,6 @@ def read_all_times(files: Sequence[Path]) -> tuple[list[EightBitTimes], str]:
     return in_order, "\n\n".join(dict.fromkeys(provenance for _, provenance in pairs))
 
 
-def vary(w: Conv, **changes: Any) -> Conv:
-    """Return a convolution with other values of some fields."""
-    return type(w)(**{**vars(w), **changes})
-
-
 def make_variant(w: Conv, text: str, *, quantized: bool = False) -> Conv:
     """Return a convolution in a dtype, channels last, with results in float16.
 
@@ -202,7 +196,7 @@ def make_variant(w: Conv, text: str, *, quantized: bool = False) -> Conv:
     if dtype.has_8_bits:
         changes |= {"epilogue": ("scale", QUANTIZE)} if quantized else {"epilogue": ("scale",)}
         changes |= {} if quantized else {"out_dtype": dtypes.FLOAT16.name}
-    return vary(w, **changes)
+    return w.with_fields(**changes)
 
 
 def measure_layers(
@@ -403,14 +397,10 @@ def make_table(measured: Sequence[EightBitTimes], names: Sequence[str], *, has_m
     measured = [replace(t, seconds=add_limit(t.workload, t.seconds, fastest_rate)) for t in measured]
     rows = []
     for times in measured:
-        ratios = [_find_ratio(times.seconds, other, text) for text, other in compared]
-        cells = [EMPTY_CELL if ratio is None else format_significant(ratio) for ratio in ratios]
+        cells = [format_optional(_find_ratio(times.seconds, other, text)) for text, other in compared]
         rows.append((times.title, *(format_micros(times.seconds.get(name)) for name in times_of), *cells))
     for title, group in group_by_batch(measured).items() if has_mean else ():
-        means = []
-        for text, other in compared:
-            known = [ratio for t in group if (ratio := _find_ratio(t.seconds, other, text)) is not None]
-            means.append(format_significant(statistics.geometric_mean(known)) if known else EMPTY_CELL)
+        means = [format_mean(_find_ratio(t.seconds, other, text) for t in group) for text, other in compared]
         rows.append((title, *(EMPTY_CELL for _ in times_of), *means))
     return Table(headings, rows, left_aligned=frozenset({"workload"}))
 

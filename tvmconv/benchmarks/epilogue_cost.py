@@ -171,11 +171,11 @@ def _measure(
 
 
 def _measure_library(
-    times: EpilogueTimes, library: str, epilogue: str, problem: Problem, how: Mapping[str, Any]
+    times: EpilogueTimes, library: str, epilogue: str, problem: Problem, settings: Mapping[str, Any]
 ) -> None:
     try:
         time_library = libraries.load_baselines()[library]
-        baseline = time_library(problem.workload, problem.inputs, seconds=LIBRARY_SECONDS, **how)
+        baseline = time_library(problem.workload, problem.inputs, seconds=LIBRARY_SECONDS, **settings)
         if baseline.output is not None and not (verification := problem.check(baseline.output)).ok:
             raise Error(f"wrong by {verification.error:.2g}")
     except UnsupportedDeviceError:

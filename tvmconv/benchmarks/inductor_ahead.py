@@ -12,11 +12,13 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from tvmconv.benchmarks.common import hold_gpu
 
 DEFAULT_MODE = "default"  # of `torch.compile`, which times kernels in their first launch alone
+
+Result = TypeVar("Result")
 
 
 @dataclass
@@ -56,3 +58,22 @@ def make_waiting_backend(lock: Path) -> Iterator[tuple[Callable[..., Any], Waiti
             return wait_and_run
 
         yield backend, waiting
+
+
+def compile_ahead(compile_network: Callable[..., Result], mode: str, lock: Path) -> tuple[Result, float]:
+    """Compile a network before the GPU is free, as far as a mode of `torch.compile` allows it.
+
+    Args:
+        compile_network: Function that takes an option of `torch.compile`, and compiles and runs the network.
+        mode: The mode. Those other than the default time kernels, which needs a part of the GPU.
+        lock: File that a process holds while it has the GPU.
+
+    Returns:
+        The result of `compile_network`, and the seconds that it waited for the GPU.
+    """
+    if mode != DEFAULT_MODE:
+        with hold_gpu(lock, is_shared=True):
+            return compile_network(mode=mode), 0.0
+    with make_waiting_backend(lock) as (backend, waiting):
+        result = compile_network(backend=backend)
+    return result, waiting.seconds

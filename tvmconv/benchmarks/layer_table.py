@@ -32,8 +32,8 @@ from tvmconv.cli.errors import UsageError
 from tvmconv.errors import Error
 from tvmconv.experiments.results import PREDICTED, TUNED, UNTUNED, Result
 from tvmconv.experiments.sweep import Sweep
-from tvmconv.reports.library_comparison import format_mean, list_compared_names, make_comparison_table
-from tvmconv.reports.tables import EMPTY_CELL, Table, format_micros, format_optional, sum_seconds
+from tvmconv.reports.library_comparison import list_compared_names, make_comparison_table
+from tvmconv.reports.tables import EMPTY_CELL, Table, format_mean, format_micros, format_optional, sum_seconds
 from tvmconv.workloads import Layer, Workload
 from tvmconv.workloads.suites import read_suite
 

@@ -18,7 +18,6 @@ from __future__ import annotations
 import argparse
 import itertools
 import json
-import statistics
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
@@ -37,7 +36,7 @@ from tvmconv.experiments.provenance import describe_provenance
 from tvmconv.experiments.run import exceeds_cache
 from tvmconv.measure.timing_rounds import measure_in_rounds
 from tvmconv.measure.workers.pool import keep_workers_alive, prestart_workers
-from tvmconv.reports.tables import EMPTY_CELL, Table, format_micros, format_significant
+from tvmconv.reports.tables import EMPTY_CELL, Table, format_mean, format_micros, format_optional
 from tvmconv.search.options import TuneOptions
 from tvmconv.search.result import TuneResult
 from tvmconv.search.task_scheduler import tune_tasks
@@ -157,12 +156,7 @@ def list_layers(arguments: Sequence[str]) -> list[Conv]:
     for w in workloads:
         if not isinstance(w, Conv):
             raise UsageError(f"{w.text}: expected a convolution")
-    return [convert_layout(w, CHANNELS_FIRST) for w in workloads if isinstance(w, Conv)]
-
-
-def convert_layout(w: Conv, layout: str) -> Conv:
-    """Return the convolution in another layout."""
-    return type(w)(**{**vars(w), "layout": layout})
+    return [w.with_fields(layout=CHANNELS_FIRST) for w in workloads if isinstance(w, Conv)]
 
 
 def measure_layers(layers: Sequence[Conv], layouts: Sequence[str], args: argparse.Namespace) -> Iterator[LayoutTimes]:
@@ -171,7 +165,7 @@ def measure_layers(layers: Sequence[Conv], layouts: Sequence[str], args: argpars
     The worker processes of the searches start once.
     """
     device = find_device(args)
-    workloads: dict[Workload, float] = {convert_layout(w, layout): 1.0 for w in layers for layout in layouts}
+    workloads: dict[Workload, float] = {w.with_fields(layout=layout): 1.0 for w in layers for layout in layouts}
     tune_options = TuneOptions(seconds=args.seconds, log=args.out / "layouts.jsonl", measure_baseline=False)
     with keep_workers_alive(starts_fork_server=True):
         prestart_workers(tune_options.workers, [device])
@@ -272,9 +266,7 @@ def make_layouts_table(measured: Sequence[LayoutTimes], layouts: Sequence[str], 
         append_column(f"{name} [µs]", [format_micros(t.seconds.get(name)) for t in measured], EMPTY_CELL)
     for name in (*libraries, CHANNELS_LAST):
         ratios = [_find_ratio(t.seconds, name) for t in measured]
-        known = [ratio for ratio in ratios if ratio is not None]
-        cells = [EMPTY_CELL if ratio is None else format_significant(ratio) for ratio in ratios]
-        append_column(f"× {name}", cells, format_significant(statistics.geometric_mean(known)) if known else EMPTY_CELL)
+        append_column(f"× {name}", [format_optional(ratio) for ratio in ratios], format_mean(ratios))
     return Table([*columns], [*zip(*columns.values(), strict=True)], left_aligned=frozenset({"workload"}))
 
 
@@ -291,7 +283,7 @@ def make_groups_table(measured: Sequence[LayoutTimes], groups: Mapping[str, Sequ
         cells = [group, f"{len(times)} of {len(texts)}"]
         for name in names:
             ratios = [ratio for each in times if (ratio := _find_ratio(each.seconds, name)) is not None]
-            cells.append(format_significant(statistics.geometric_mean(ratios)) if ratios else EMPTY_CELL)
+            cells.append(format_mean(ratios))
             if name != CHANNELS_LAST:
                 cells.append(str(sum(ratio < 1 for ratio in ratios)))
         rows.append(tuple(cells))

@@ -21,9 +21,17 @@ from tvmconv.benchmarks.common import show
 from tvmconv.cli import options
 from tvmconv.experiments.results import PREDICTED, TUNED, UNTUNED, Result
 from tvmconv.experiments.sweep import Sweep
-from tvmconv.reports.library_comparison import format_mean, sum_network_seconds
+from tvmconv.reports.library_comparison import sum_network_seconds
 from tvmconv.reports.suite import compute_suite_info
-from tvmconv.reports.tables import Columns, Table, format_micros, format_optional, format_significant, make_table
+from tvmconv.reports.tables import (
+    Columns,
+    Table,
+    format_mean,
+    format_micros,
+    format_optional,
+    format_significant,
+    make_table,
+)
 from tvmconv.target import BEST_RATES
 from tvmconv.workloads import dtypes
 from tvmconv.workloads.conv_operator import ConvOperator

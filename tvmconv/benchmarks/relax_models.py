@@ -39,7 +39,7 @@ from tvmconv.cli.errors import UsageError, print_note
 from tvmconv.compiler.cuda_environment import make_cuda_environment
 from tvmconv.devices import sharing
 from tvmconv.experiments.provenance import describe_provenance
-from tvmconv.reports.tables import EMPTY_CELL, Table, format_micros, format_significant
+from tvmconv.reports.tables import EMPTY_CELL, Table, format_micros, format_optional, format_speedup
 
 HEADERS = ("by", "queued [µs]", "× TVM", "call [µs]", "made in [s]", "rel. error", "note")
 NUM_KERNELS_SHOWN = 20
@@ -153,10 +153,10 @@ def _format_row(row: MethodRow, tvm_seconds: float | None) -> tuple[str, ...]:
     seconds, made, error = row.device_seconds, row.made_seconds, row.error
     return (
         METHODS[row.method].label,
-        EMPTY_CELL if seconds is None else format_micros(seconds),
-        format_significant(tvm_seconds / seconds) if tvm_seconds and seconds else EMPTY_CELL,
-        EMPTY_CELL if row.call_seconds is None else format_micros(row.call_seconds),
-        EMPTY_CELL if made is None else format_significant(made),
+        format_micros(seconds),
+        format_speedup(tvm_seconds, seconds),
+        format_micros(row.call_seconds),
+        format_optional(made),
         EMPTY_CELL if error is None else f"{error:.1e}",
         row.failure.replace("\n", " ")[:100] or EMPTY_CELL,
     )

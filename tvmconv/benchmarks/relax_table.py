@@ -9,16 +9,14 @@ With --candidates, the table has the candidates of MetaSchedule that each time c
 from __future__ import annotations
 
 import argparse
-import statistics
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from tvmconv.benchmarks.common import read_results, show
+from tvmconv.benchmarks.common import read_results, require_files_of, show
 from tvmconv.benchmarks.relax_methods import METHODS
 from tvmconv.cli import options
-from tvmconv.cli.errors import UsageError
-from tvmconv.reports.tables import EMPTY_CELL, Table, format_micros, format_optional, format_significant
+from tvmconv.reports.tables import EMPTY_CELL, Table, format_mean, format_micros, format_optional
 
 OURS = "tvmconv-relax"
 COMPARED = ("tvm", "tvm-nhwc", "metaschedule", "pytorch", "tvmconv-torch")  # whose time is divided by ours
@@ -55,10 +53,8 @@ def run(args: argparse.Namespace) -> int:
     make_table, section, legend = make_relax_models_table, SECTION, LEGEND
     if args.candidates:
         make_table, section, legend = make_candidates_table, CANDIDATES_SECTION, CANDIDATES_LEGEND
-    try:
+    with require_files_of("relax-models"):
         table = make_table(results)
-    except (KeyError, TypeError, ValueError) as error:
-        raise UsageError(f"expected files of tvmconv bench relax-models: {error!r}") from error
     show(table, args, section, legend)
     return 0
 
@@ -83,15 +79,14 @@ def make_relax_models_table(results: Sequence[Mapping[str, Any]]) -> Table:
         lines.append(
             (
                 *(network, dtype, str(batch), gpu),
-                *(format_micros(seconds[method]) if method in seconds else EMPTY_CELL for method in methods),
+                *(format_micros(seconds.get(method)) for method in methods),
                 *(format_optional(speedups.get(method)) for method in compared),
-                EMPTY_CELL if ours["made_seconds"] is None else format_significant(ours["made_seconds"]),
+                format_optional(ours["made_seconds"]),
                 EMPTY_CELL if ours["error"] is None else f"{ours['error']:.1e}",
             )
         )
-    means = [format_significant(statistics.geometric_mean(each)) if each else EMPTY_CELL for each in ratios.values()]
     empty = [EMPTY_CELL] * (3 + len(methods))
-    lines.append(("geometric mean", *empty, *means, EMPTY_CELL, EMPTY_CELL))
+    lines.append(("geometric mean", *empty, *map(format_mean, ratios.values()), EMPTY_CELL, EMPTY_CELL))
     headers = (
         *("network", "dtype", "batch", "GPU"),
         *(f"{LABELS[method]} [µs]" for method in methods),
@@ -141,6 +136,6 @@ def _merge_results(results: Sequence[Mapping[str, Any]]) -> dict[Case, dict[str,
 def _keep_fastest(rows: dict[str, Mapping[str, Any]]) -> None:
     """Put the fastest row of each group of methods in place of its rows."""
     for group in GROUPS:
-        found = [row for method in group if (row := rows.pop(method, None))]
-        if found:
-            rows[group[0]] = min(found, key=lambda row: float(row["device_seconds"]))
+        group_rows = [row for method in group if (row := rows.pop(method, None))]
+        if group_rows:
+            rows[group[0]] = min(group_rows, key=lambda row: float(row["device_seconds"]))

@@ -25,18 +25,19 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass, field
+from pathlib import Path
 from typing import Any
 
 from tvmconv import devices
 from tvmconv.benchmarks.common import add_device, add_gpu_lock, add_output, find_device, hold_gpu, report, write_report
-from tvmconv.benchmarks.inductor_ahead import DEFAULT_MODE, make_waiting_backend
+from tvmconv.benchmarks.inductor_ahead import compile_ahead
 from tvmconv.cli import options
 from tvmconv.cli.errors import UsageError, print_note
 from tvmconv.cli.progress import progress_line
 from tvmconv.devices import Device
 from tvmconv.errors import Error, describe_error
 from tvmconv.experiments.provenance import describe_provenance
-from tvmconv.reports.tables import EMPTY_CELL, Table, format_micros, format_significant, make_table
+from tvmconv.reports.tables import Table, format_micros, format_optional, format_significant, make_table
 from tvmconv.workloads import dtypes
 
 # Networks of torch_networks.py, with the shapes of their inputs.
@@ -158,122 +159,165 @@ def _make_table(timings: list[NetworkTiming]) -> Table:
         "graph [µs]": lambda timing: format_micros(timing.graph),
         "× PyTorch": lambda timing: format_significant(first / timing.graph),
         "eager [µs]": lambda timing: format_micros(timing.eager),
-        "made in [s]": lambda timing: format_significant(timing.made) if timing.made else EMPTY_CELL,
+        "made in [s]": lambda timing: format_optional(timing.made or None),
         "rel. error": lambda timing: f"{timing.error:.1e}",
     }
     return make_table(timings, columns, ["by"])
+
+
+class _NetworkTimer:
+    """The times of a network on a device, which are added to a result one by one.
+
+    Attributes:
+        model: The network, in the memory format that was set last.
+        x: Its input, in the same format.
+    """
+
+    def __init__(self, result: NetworkResult, device: Device, args: argparse.Namespace) -> None:
+        import torch
+
+        from tvmconv.torch.timing import make_waiter
+
+        self._result, self._device, self._args = result, device, args
+        self._torch_device = torch.device(device.text if device.kind == "cuda" else "cpu")
+        self._wait = make_waiter(self._torch_device)
+        dtype = getattr(torch, dtypes.DTYPES_BY_TEXT[args.dtype].storage)
+        model, shape = make_network(result.name)
+        if args.image_size:
+            shape = (shape[0], *(args.image_size for _ in shape[1:]))
+        torch.manual_seed(0)
+        has_norms = any(isinstance(module, torch.nn.BatchNorm2d) for module in model.modules())
+        with hold_gpu(args.gpu_lock if has_norms else None):
+            model = set_statistics(model.to(self._torch_device), shape)
+            self._wait()
+        self.x = torch.randn(args.batch, *shape).to(self._torch_device, dtype)
+        self.model = model.to(dtype).requires_grad_(False)
+        self._expected: Any = None  # result of the unchanged network in float64, for the first input of the batch
+
+    def set_layout(self, layout: str) -> None:
+        """Convert network and input to a memory format."""
+        import torch
+
+        channels_last = {4: torch.channels_last, 5: torch.channels_last_3d}.get(self.x.dim(), torch.contiguous_format)
+        memory_format = channels_last if layout == "channels_last" else torch.contiguous_format
+        self.x = self.x.contiguous(memory_format=memory_format)
+        self.model = self.model.to(memory_format=memory_format)
+
+    def time_network(self, label: str, network: Callable[[Any], Any], made: float = 0.0) -> NetworkTiming:
+        """Return the times of a network, which was made in some seconds."""
+        import torch
+
+        from tvmconv.torch.timing import time_call, time_wall_clock
+
+        x = self.x
+        with torch.no_grad():
+            if self._expected is None:
+                self._expected = copy.deepcopy(self.model).double()(x[:1].double())
+            error = _compute_error(network(x)[:1], self._expected)
+            graph = time_call(lambda: network(x), self._torch_device)
+            eager = time_wall_clock(lambda: network(x), self._wait)
+        times = f"{graph * 1e6:.0f} µs in a graph, {eager * 1e6:.0f} µs eager"
+        print_note(f"{self._result.name}, {label}: {times}, error {error:.1e}")
+        return NetworkTiming(label, graph, eager, made, error)
+
+    def add(self, label: str, network: Callable[[Any], Any], made: float) -> None:
+        """Time a network, and add the times to the result."""
+        self._result.timings.append(self.time_network(label, network, made))
+
+    def time_layouts(self) -> None:
+        """Time the unchanged network in its memory formats; the last one is that of all later timings."""
+        layout = self._args.layout
+        for each in [layout] if self._args.one_layout else sorted(LAYOUTS, key=layout.__eq__):
+            self.set_layout(each)
+            label = EAGER if each == layout else f"{EAGER}, {each}"
+            self._result.timings.insert(0, self.time_network(label, self.model))
+
+    def compile_network(self, network: Any, **settings: Any) -> tuple[Any, float]:
+        """Return a network that `torch.compile` has compiled, and the seconds that this took."""
+        import torch
+
+        started_at = time.perf_counter()
+        compiled = torch.compile(network, **settings)
+        with torch.no_grad():
+            compiled(self.x)
+        seconds = time.perf_counter() - started_at
+        self._wait()
+        return compiled, seconds
+
+    def compile_ahead(self, mode: str) -> tuple[Any, float]:
+        """Compile the unchanged network before the GPU is free; return it, and the seconds without those of waiting."""
+        compile_model = functools.partial(self.compile_network, self.model)
+        (compiled, seconds), waiting_seconds = compile_ahead(compile_model, mode, self._args.gpu_lock)
+        return compiled, seconds - waiting_seconds
+
+    def time_compiled(self, label: str, network: Any, **settings: Any) -> None:
+        """Compile a network, time it, and add the times to the result."""
+        import torch
+
+        torch._dynamo.reset()
+        self.add(label, *self.compile_network(network, **settings))
+
+    def time_optimized(self, label: str, log: Path | None, **settings: Any) -> Any:
+        """Optimize the network, time it, and add the times to the result; return the optimized network."""
+        import tvmconv.torch
+
+        started_at = time.perf_counter()
+        with progress_line(f"{self._result.name}, {label}: ") as show:
+            optimized = tvmconv.torch.optimize(
+                *(self.model, self.x),
+                seconds=self._args.seconds,
+                log=log,
+                device=self._device.text,
+                progress=show,
+                **settings,
+            )
+        self.add(label, optimized, time.perf_counter() - started_at)
+        return optimized
 
 
 def _measure(result: NetworkResult, device: Device, args: argparse.Namespace) -> Iterator[None]:
     """Time all ways to run a network; yield whenever the result has another one."""
     import torch
 
-    import tvmconv.torch
     from tvmconv.torch.backend import backend
-    from tvmconv.torch.timing import make_waiter, time_call, time_wall_clock
 
-    torch_device = torch.device(device.text if device.kind == "cuda" else "cpu")
-    torch.backends.cudnn.allow_tf32 = args.dtype == "tf32"
-    torch.backends.cuda.matmul.allow_tf32 = args.dtype == "tf32"
+    torch.backends.cudnn.allow_tf32 = torch.backends.cuda.matmul.allow_tf32 = args.dtype == "tf32"
     torch.backends.cudnn.benchmark = True
-    dtype = getattr(torch, dtypes.DTYPES_BY_TEXT[args.dtype].storage)
-    name = result.name
-    model, shape = make_network(name)
-    if args.image_size:
-        shape = (shape[0], *(args.image_size for _ in shape[1:]))
-    torch.manual_seed(0)
-    has_norms = any(isinstance(module, torch.nn.BatchNorm2d) for module in model.modules())
-    with hold_gpu(args.gpu_lock if has_norms else None):
-        model = set_statistics(model.to(torch_device), shape)
-        make_waiter(torch_device)()
-    x = torch.randn(args.batch, *shape).to(torch_device, dtype)
-    model = model.to(dtype).requires_grad_(False)
-    expected = None
-
-    def time_network(label: str, network: Callable[[Any], Any], made: float = 0.0) -> NetworkTiming:
-        nonlocal expected
-        with torch.no_grad():
-            if expected is None:
-                expected = copy.deepcopy(model).double()(x[:1].double())
-            error = _compute_error(network(x)[:1], expected)
-            graph = time_call(lambda: network(x), torch_device)
-            eager = time_wall_clock(lambda: network(x), make_waiter(torch_device))
-        print_note(f"{name}, {label}: {graph * 1e6:.0f} µs in a graph, {eager * 1e6:.0f} µs eager, error {error:.1e}")
-        return NetworkTiming(label, graph, eager, made, error)
-
-    def compile_network(network: Any, **how: Any) -> tuple[Any, float]:
-        started_at = time.perf_counter()
-        compiled = torch.compile(network, **how)
-        with torch.no_grad():
-            compiled(x)
-        return compiled, time.perf_counter() - started_at
-
-    def compile_ahead(mode: str) -> tuple[Any, float]:
-        if mode != DEFAULT_MODE:
-            with hold_gpu(args.gpu_lock, is_shared=True):
-                return compile_network(model, mode=mode)
-        with make_waiting_backend(args.gpu_lock) as (waiting_backend, waiting):
-            compiled, seconds = compile_network(model, backend=waiting_backend)
-            make_waiter(torch_device)()
-        return compiled, seconds - waiting.seconds
-
-    def time_compiled(label: str, network: Any, **how: Any) -> None:
-        torch._dynamo.reset()
-        result.timings.append(time_network(label, *compile_network(network, **how)))
-
-    def time_optimized(label: str, **how: Any) -> Any:
-        started_at = time.perf_counter()
-        optimized = tvmconv.torch.optimize(model, x, seconds=args.seconds, log=log, device=device.text, **how)
-        result.timings.append(time_network(label, optimized, time.perf_counter() - started_at))
-        return optimized
-
-    def set_layout(layout: str) -> None:
-        nonlocal x, model
-        channels_last = {4: torch.channels_last, 5: torch.channels_last_3d}.get(x.dim(), torch.contiguous_format)
-        memory_format = channels_last if layout == "channels_last" else torch.contiguous_format
-        x, model = x.contiguous(memory_format=memory_format), model.to(memory_format=memory_format)
-
+    timer = _NetworkTimer(result, device, args)
     modes = {f"{EAGER}, compiled ({mode})": mode for mode in [*args.compile, *args.compile_unchanged]}
     compiled_networks: dict[str, tuple[Any, float]] = {}
     if args.gpu_lock:
-        set_layout(args.layout)
+        timer.set_layout(args.layout)
         torch.backends.cudnn.benchmark = False
-        compiled_networks = {label: compile_ahead(mode) for label, mode in modes.items()}
+        compiled_networks = {label: timer.compile_ahead(mode) for label, mode in modes.items()}
         torch.backends.cudnn.benchmark = True
     with hold_gpu(args.gpu_lock):
-        for layout in sorted(LAYOUTS, key=args.layout.__eq__):  # the last layout is that of all later timings
-            if args.one_layout and layout != args.layout:
-                continue
-            set_layout(layout)
-            label = EAGER if layout == args.layout else f"{EAGER}, {layout}"
-            result.timings.insert(0, time_network(label, model))
+        timer.time_layouts()
         yield
         for label, mode in modes.items():
             if label in compiled_networks:
-                result.timings.append(time_network(label, *compiled_networks[label]))
+                timer.add(label, *compiled_networks[label])
             else:
-                time_compiled(label, model, mode=mode)
+                timer.time_compiled(label, timer.model, mode=mode)
             yield
         file = args.out / "torch.jsonl"
         log = file if args.seconds or file.exists() else None
-        with progress_line(f"{name}: ") as show:
-            optimized = time_optimized(OURS, progress=show)
+        optimized = timer.time_optimized(OURS, log)
         result.reports[result.dtype] = optimized.report()
         yield
         for text in args.quantize:
-            with progress_line(f"{name}, {text}: ") as show:
-                quantized = time_optimized(f"{OURS}, {text}", dtype=text, calibrate=[x], progress=show)
+            quantized = timer.time_optimized(f"{OURS}, {text}", log, dtype=text, calibrate=[timer.x])
             result.reports[text] = quantized.report()
             yield
         if log and log.exists() and not (args.quantize or args.once):
-            time_optimized(FROM_LOG)
+            timer.time_optimized(FROM_LOG, log)
             yield
         for mode in args.compile:
-            time_compiled(f"{OURS}, compiled ({mode})", optimized, mode=mode)
+            timer.time_compiled(f"{OURS}, compiled ({mode})", optimized, mode=mode)
             yield
         if args.backend:
-            how = functools.partial(backend, options={"seconds": args.seconds, "log": log})
-            time_compiled(BY_BACKEND, model, backend=how)
+            tuned_backend = functools.partial(backend, options={"seconds": args.seconds, "log": log})
+            timer.time_compiled(BY_BACKEND, timer.model, backend=tuned_backend)
             yield
 
 

@@ -10,15 +10,21 @@ from __future__ import annotations
 
 import argparse
 import math
-import statistics
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from tvmconv.benchmarks.common import read_results, show
+from tvmconv.benchmarks.common import read_results, require_files_of, show
 from tvmconv.cli import options
-from tvmconv.cli.errors import UsageError
-from tvmconv.reports.tables import EMPTY_CELL, Table, format_micros, format_significant
+from tvmconv.reports.tables import (
+    EMPTY_CELL,
+    Table,
+    format_mean,
+    format_micros,
+    format_optional,
+    format_significant,
+    format_speedup,
+)
 
 PYTORCH, TVMCONV, COMPILED_LABEL, FROM_LOG_LABEL = "PyTorch", "tvmconv", "compiled", "from the log"
 HEADERS = (
@@ -77,10 +83,8 @@ def run(args: argparse.Namespace) -> int:
         make_table, section, legend = make_layout_table, LAYOUT_SECTION, LAYOUT_LEGEND
     elif args.quantized:
         make_table, section, legend = make_quantized_table, QUANTIZED_SECTION, QUANTIZED_LEGEND
-    try:
+    with require_files_of("torch-models"):
         table = make_table(results)
-    except (KeyError, TypeError, ValueError) as error:
-        raise UsageError(f"the files were not written by tvmconv bench torch-models: {error!r}") from error
     if make_table is not make_torch_models_table:
         provenance = "\n\n".join(dict.fromkeys(result["provenance"] for result in results))
         legend = f"{legend}\n\n{provenance}"
@@ -108,13 +112,12 @@ def make_torch_models_table(results: Sequence[Mapping[str, Any]]) -> Table:
                 *(format_micros(each) if math.isfinite(each) else EMPTY_CELL for each in seconds),
                 format_significant(speedups[-1]),
                 format_significant(timings[TVMCONV]["made"]),
-                format_significant(from_log["made"]) if from_log else EMPTY_CELL,
+                format_optional(from_log and from_log["made"]),
                 *(f"{timings[name]['error']:.1e}" for name in (PYTORCH, TVMCONV)),
             )
         )
     if speedups:
-        mean = format_significant(statistics.geometric_mean(speedups))
-        lines.append(("geometric mean", *(EMPTY_CELL,) * 6, mean, *(EMPTY_CELL,) * 4))
+        lines.append(("geometric mean", *(EMPTY_CELL,) * 6, format_mean(speedups), *(EMPTY_CELL,) * 4))
     return Table(HEADERS, lines, {"network", "dtype"})
 
 
@@ -161,8 +164,7 @@ def make_layout_table(results: Sequence[Mapping[str, Any]]) -> Table:
     lines = []
     for (network, dtype, batch), row in sorted(rows.items()):
         ours, pytorch = row.get(LAYOUT_COLUMNS[2]), min(row[name] for name in LAYOUT_COLUMNS[:2])
-        ratios = [other / ours if other and ours else None for other in (pytorch, row.get(LAYOUT_COLUMNS[3]))]
-        cells = [EMPTY_CELL if ratio is None else format_significant(ratio) for ratio in ratios]
+        cells = [format_speedup(other, ours) for other in (pytorch, row.get(LAYOUT_COLUMNS[3]))]
         lines.append((network, dtype, str(batch), *(format_micros(row.get(name)) for name in LAYOUT_COLUMNS), *cells))
     return Table(LAYOUT_HEADERS, lines, {"network", "dtype"})
 

@@ -30,17 +30,19 @@ import functools
 import itertools
 import statistics
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from dataclasses import asdict, dataclass, field
+from pathlib import Path
 from typing import Any
 
 from tvmconv.benchmarks.common import add_device, add_gpu_lock, add_output, find_device, hold_gpu, write_report
-from tvmconv.benchmarks.inductor_ahead import DEFAULT_MODE, make_waiting_backend
+from tvmconv.benchmarks.inductor_ahead import compile_ahead
 from tvmconv.cli import options, output
 from tvmconv.cli.errors import UsageError, print_note
 from tvmconv.cli.progress import progress_line
+from tvmconv.errors import get_first_line
 from tvmconv.experiments.provenance import describe_provenance
-from tvmconv.reports.tables import EMPTY_CELL, Table, format_micros, format_significant, make_table
+from tvmconv.reports.tables import EMPTY_CELL, Table, format_micros, format_optional, format_speedup, make_table
 
 PYTORCH, OURS, OURS_FUSED = "PyTorch", "tvmconv", "tvmconv, fused"
 BY_BACKEND = "tvmconv, compiled (backend)"
@@ -160,12 +162,10 @@ def _make_table(summaries: list[dict[str, Any]]) -> Table:
     best = min(summary["graph"] or summary["eager"] for summary in summaries if summary["name"].startswith(PYTORCH))
     columns: dict[str, Callable[[dict[str, Any]], str]] = {
         "by": lambda summary: summary["name"],
-        "graph [µs]": lambda summary: format_micros(summary["graph"]) if summary["graph"] else EMPTY_CELL,
-        "× best of PyTorch": lambda summary: (
-            format_significant(best / summary["graph"]) if summary["graph"] else EMPTY_CELL
-        ),
+        "graph [µs]": lambda summary: format_micros(summary["graph"]),
+        "× best of PyTorch": lambda summary: format_speedup(best, summary["graph"]),
         "eager [µs]": lambda summary: format_micros(summary["eager"]),
-        "made in [s]": lambda summary: format_significant(summary["made"]) if summary["made"] else EMPTY_CELL,
+        "made in [s]": lambda summary: format_optional(summary["made"] or None),
         "no graph because": lambda summary: summary["failure"] or EMPTY_CELL,
     }
     return make_table(summaries, columns, ["by", "no graph because"])
@@ -211,7 +211,7 @@ def _measure(name: str, args: argparse.Namespace) -> Iterator[tuple[list[dict[st
     """Time all ways to run a step; yield the times so far, and the report of `optimize` or None, after each of them."""
     import torch
 
-    import tvmconv.torch.backend
+    import tvmconv.torch
 
     torch.manual_seed(0)
     model, images = _make_network(name, args)
@@ -225,29 +225,23 @@ def _measure(name: str, args: argparse.Namespace) -> Iterator[tuple[list[dict[st
         torch.cuda.synchronize()
         return StepVariant(label, step, 0.0 if started_at is None else time.perf_counter() - started_at)
 
-    def compile_network(label: str, network: Any, **how: Any) -> StepVariant:
+    def compile_network(label: str, network: Any, **settings: Any) -> StepVariant:
         started_at = time.perf_counter()
-        return make(label, torch.compile(copy.deepcopy(network), **how), started_at)
-
-    def compile_ahead(label: str, network: Any, mode: str) -> StepVariant:
-        if mode != DEFAULT_MODE:
-            with hold_gpu(args.gpu_lock, is_shared=True):
-                return compile_network(label, network, mode=mode)
-        with make_waiting_backend(args.gpu_lock) as (backend, waiting):
-            variant = compile_network(label, network, backend=backend)
-        variant.made_seconds -= waiting.seconds
-        return variant
+        return make(label, torch.compile(copy.deepcopy(network), **settings), started_at)
 
     def add(variant: StepVariant) -> None:
         variants.append(_capture(variant, pool))
         if args.kernels and variant.replay is not None:
             variant.kernels = _profile(variant.replay)
 
-    modes = {f"{PYTORCH}, compiled ({mode})": mode for mode in args.compile}
     compiled: dict[str, StepVariant] = {}
     if args.gpu_lock:
         with _without_cudnn_benchmark():
-            compiled = {label: compile_ahead(label, model, mode) for label, mode in modes.items()}
+            for mode in args.compile:
+                label = _name_compiled(PYTORCH, mode)
+                compile_model = functools.partial(compile_network, label, model)
+                compiled[label], waiting_seconds = compile_ahead(compile_model, mode, args.gpu_lock)
+                compiled[label].made_seconds -= waiting_seconds
         torch.cuda.empty_cache()
     with hold_gpu(args.gpu_lock):
         add(make(PYTORCH, copy.deepcopy(model), None))
@@ -255,29 +249,48 @@ def _measure(name: str, args: argparse.Namespace) -> Iterator[tuple[list[dict[st
             add(variant)
         yield _time_in_turns(variants), None
         started_at = time.perf_counter()
-        with progress_line(f"{name}: ") as show, _autocast(args.dtype):
-            tuning: dict[str, Any] = {"seconds": args.seconds, "log": args.out / "torch-training.jsonl"}
-            if args.seconds is None and not tuning["log"].exists():
-                tuning["log"] = None
-            tuning["fused"] = args.fused
-            optimized = tvmconv.torch.optimize(copy.deepcopy(model), images, train=True, progress=show, **tuning)
+        optimized, log = _optimize(name, model, images, args)
         layers = tvmconv.torch.get_training_report(optimized)
         add(make(OURS_FUSED if args.fused else OURS, optimized, started_at))
         yield _time_in_turns(variants), layers
-        log = tuning["log"] if tuning["log"] and tuning["log"].exists() else None  # none if no kernel was timed
-        backend, eager_backend = (
-            functools.partial(tvmconv.torch.backend.backend, options={"log": log, "fallback_backend": name})
-            for name in ("inductor", "eager")
-        )
-        compilations: list[tuple[str, Any, dict[str, Any]]] = [
-            *([(BY_EAGER_BACKEND, model, {"backend": eager_backend})] if args.backend_eager else []),
-            *([(BY_BACKEND, model, {"backend": backend})] if args.backend else []),
-            *((label, model, {"mode": mode}) for label, mode in modes.items() if label not in compiled),
-            *((f"{OURS}, compiled ({mode})", optimized, {"mode": mode}) for mode in args.compile_optimized),
-        ]
-        for label, network, how in compilations:
-            add(compile_network(label, network, **how))
+        compilations = _list_compilations(args, model, optimized, log, [*compiled])
+        for label, network, settings in compilations:
+            add(compile_network(label, network, **settings))
             yield _time_in_turns(variants), layers
+
+
+def _list_compilations(
+    args: argparse.Namespace, model: Any, optimized: Any, log: Path | None, compiled: Collection[str]
+) -> list[tuple[str, Any, dict[str, Any]]]:
+    """Return labels, networks and options of `torch.compile` of the compiled variants, without those in `compiled`."""
+    import tvmconv.torch.backend
+
+    backend, eager_backend = (
+        functools.partial(tvmconv.torch.backend.backend, options={"log": log, "fallback_backend": fallback})
+        for fallback in ("inductor", "eager")
+    )
+    modes = {_name_compiled(PYTORCH, mode): mode for mode in args.compile}
+    return [
+        *([(BY_EAGER_BACKEND, model, {"backend": eager_backend})] if args.backend_eager else []),
+        *([(BY_BACKEND, model, {"backend": backend})] if args.backend else []),
+        *((label, model, {"mode": mode}) for label, mode in modes.items() if label not in compiled),
+        *((_name_compiled(OURS, mode), optimized, {"mode": mode}) for mode in args.compile_optimized),
+    ]
+
+
+def _name_compiled(name: str, mode: str) -> str:
+    return f"{name}, compiled ({mode})"
+
+
+def _optimize(name: str, model: Any, images: Any, args: argparse.Namespace) -> tuple[Any, Path | None]:
+    """Return the network with tvmconv's kernels, and the log of their times; None for the log if there are none."""
+    import tvmconv.torch
+
+    log = args.out / "torch-training.jsonl"
+    with progress_line(f"{name}: ") as show, _autocast(args.dtype):
+        tuning = {"seconds": args.seconds, "log": log if args.seconds or log.exists() else None, "fused": args.fused}
+        optimized = tvmconv.torch.optimize(copy.deepcopy(model), images, train=True, progress=show, **tuning)
+    return optimized, log if log.exists() else None
 
 
 @contextlib.contextmanager
@@ -371,7 +384,7 @@ def _capture(variant: StepVariant, pool: Any) -> StepVariant:
         with torch.cuda.graph(graph, pool=pool, stream=stream):
             variant.step()
     except RuntimeError as error:
-        variant.failure = str(error).splitlines()[0]
+        variant.failure = get_first_line(error)
         return variant
     variant.replay = graph.replay
     return variant

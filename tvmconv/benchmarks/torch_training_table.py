@@ -6,16 +6,14 @@ tvmconv bench torch-training-table tuning_logs/*/torch-training/*.json.gz --upda
 from __future__ import annotations
 
 import argparse
-import statistics
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from tvmconv.benchmarks.common import read_results, show
+from tvmconv.benchmarks.common import read_results, require_files_of, show
 from tvmconv.benchmarks.torch_training import OURS, PYTORCH
 from tvmconv.cli import options
-from tvmconv.cli.errors import UsageError
-from tvmconv.reports.tables import EMPTY_CELL, Table, format_micros, format_significant
+from tvmconv.reports.tables import EMPTY_CELL, Table, format_mean, format_micros, format_optional, format_significant
 
 SECTION = "torch-training"
 HEADERS = (
@@ -41,11 +39,9 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     """Read the results, print the table and write it into a page."""
     results = read_results(args.results)
-    try:
+    with require_files_of("torch-training"):
         table = make_training_table(results)
         provenance = "\n\n".join(dict.fromkeys(result["provenance"] for result in results))
-    except (KeyError, TypeError, ValueError) as error:
-        raise UsageError(f"the files were not written by tvmconv bench torch-training: {error!r}") from error
     show(table, args, SECTION, f"{LEGEND}\n\n{provenance}")
     return 0
 
@@ -71,14 +67,13 @@ def make_training_table(results: Sequence[Mapping[str, Any]]) -> Table:
         lines.append(
             (
                 *(result["network"], gpu, result["dtype"], str(result["batch"])),
-                *(format_micros(each["graph"]) if each else EMPTY_CELL for each in fastest),
+                *(format_micros(each["graph"] if each else None) for each in fastest),
                 format_significant(speedup),
-                *(EMPTY_CELL if seconds is None else format_significant(seconds) for seconds in made),
+                *map(format_optional, made),
             )
         )
     for gpu, speedups in sorted(speedups_by_gpu.items()):
-        mean = format_significant(statistics.geometric_mean(speedups))
-        lines.append(("geometric mean", gpu, *(EMPTY_CELL,) * 6, mean, *(EMPTY_CELL,) * 3))
+        lines.append(("geometric mean", gpu, *(EMPTY_CELL,) * 6, format_mean(speedups), *(EMPTY_CELL,) * 3))
     return Table(HEADERS, lines, {"network", "GPU", "dtype"})
 
 

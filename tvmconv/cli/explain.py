@@ -9,7 +9,7 @@ from __future__ import annotations
 import argparse
 import json
 
-from tvmconv import kernel, registry, workloads
+from tvmconv import registry, workloads
 from tvmconv.analysis.sass.linked_sources import prefetch_listings
 from tvmconv.analysis.waterfall import compute_waterfall
 from tvmconv.cli import options, output
@@ -19,6 +19,7 @@ from tvmconv.cli.progress import progress_line
 from tvmconv.cli.run import FAILED_STATUS
 from tvmconv.devices import Device
 from tvmconv.errors import ScheduleFailure, log_traceback
+from tvmconv.kernel import Kernel, build
 from tvmconv.logs.packaged import packaged_logs
 from tvmconv.logs.ranking import list_log_files
 from tvmconv.reports.explained import find_device_spec
@@ -59,25 +60,12 @@ def run(args: argparse.Namespace) -> int:
     if device.arch is None:
         raise UsageError(f"{device.text} is not an NVIDIA architecture, which explain needs: choose one with --arch")
     device_spec = find_device_spec(device)
-    for option in ("sensitivity", "waterfall"):
-        if getattr(args, option) and (len(args.schedules) != 1 or device_spec is None):
-            raise UsageError(f"--{option} takes one schedule, and a GPU whose peak rates are known")
-    if (args.json or args.csv) and (args.waterfall or args.sensitivity):
-        raise UsageError("--json and --csv are for the counts of kernels, not for --waterfall and --sensitivity")
-    if args.waterfall and args.sensitivity:
-        raise UsageError("--sensitivity and --waterfall exclude each other: expected one of them")
+    _check_options(args, has_device_spec=device_spec is not None)
     if args.waterfall and device_spec:
         _print_waterfall(args, workload, device, device_spec)
         options.print_device(args, device)
         return 0
-    kernels, failures = {}, []
-    for name in args.schedules or [TUNED if args.log else PREDICTED]:
-        try:
-            kernels[name] = build_named_kernel(name, workload, device, dict(args.set), args.log)
-        except ScheduleFailure as failure:
-            failures.append(failure)
-            continue
-        prefetch_listings(kernels[name])  # disassembles in parallel with the next build
+    kernels, failures = _build_kernels(args, workload, device)
     if not kernels:
         raise failures[0]
     for error in failures:
@@ -101,13 +89,39 @@ def run(args: argparse.Namespace) -> int:
     return FAILED_STATUS if failures else 0
 
 
+def _check_options(args: argparse.Namespace, *, has_device_spec: bool) -> None:
+    """Raise UsageError for options that exclude each other, or that need peak rates of a GPU which are unknown."""
+    for option in ("sensitivity", "waterfall"):
+        if getattr(args, option) and (len(args.schedules) != 1 or not has_device_spec):
+            raise UsageError(f"--{option} takes one schedule, and a GPU whose peak rates are known")
+    if (args.json or args.csv) and (args.waterfall or args.sensitivity):
+        raise UsageError("--json and --csv are for the counts of kernels, not for --waterfall and --sensitivity")
+    if args.waterfall and args.sensitivity:
+        raise UsageError("--sensitivity and --waterfall exclude each other: expected one of them")
+
+
+def _build_kernels(
+    args: argparse.Namespace, workload: Workload, device: Device
+) -> tuple[dict[str, Kernel], list[ScheduleFailure]]:
+    """Return the named kernels that can be built, and the errors of the others."""
+    kernels, failures = dict[str, Kernel](), []
+    for name in args.schedules or [TUNED if args.log else PREDICTED]:
+        try:
+            kernels[name] = build_named_kernel(name, workload, device, dict(args.set), args.log)
+        except ScheduleFailure as failure:
+            failures.append(failure)
+            continue
+        prefetch_listings(kernels[name])  # disassembles in parallel with the next build
+    return kernels, failures
+
+
 def _print_waterfall(args: argparse.Namespace, workload: Workload, device: Device, device_spec: Target) -> None:
     """Print the gain of each knob from the default config to that of `--set`, or to the fastest of the log."""
     schedule = registry.find_schedule(workload, args.schedules[0])
     log_records = read_logs(list_log_files(args.log) if args.log else packaged_logs(), [workload], device)
     with options.report_fallbacks(), progress_line("explain: ") as show:
         if args.set:
-            best_kernel = kernel.build(workload, schedule, device=device, config=dict(args.set))
+            best_kernel = build(workload, schedule, device=device, config=dict(args.set))
         else:
             best_kernel = build_fastest(workload, schedule.name, log_records, device)
         known_seconds = make_time_lookup(log_records.records.get(workload, []), schedule.name)

@@ -20,7 +20,7 @@ from tvmconv.logs.log import read_records
 from tvmconv.logs.merge import import_logs, merge_logs, write_new_log
 from tvmconv.logs.ranking import find_unconfirmed_trial, index_logs_by_workload, iterate_fastest_first, list_log_files
 from tvmconv.logs.record import MIN_SECONDS, ErrorKind, Record, RecordKey
-from tvmconv.reports.tables import EMPTY_CELL, Table, format_significant
+from tvmconv.reports.tables import EMPTY_CELL, Table, format_optional, format_significant
 from tvmconv.space import format_value
 
 FINAL, TRIAL = "final", "trial"  # kind of timing of a search's best record
@@ -180,8 +180,7 @@ def _stats_to_json(
 
 
 def _format_rate(searches: Iterable[SearchStats]) -> str:
-    rate = trials_per_second(searches)
-    return EMPTY_CELL if rate is None else format_significant(rate)
+    return format_optional(trials_per_second(searches))
 
 
 def _run_import(args: argparse.Namespace) -> int:

@@ -162,7 +162,7 @@ def _optimize(args: argparse.Namespace) -> Any:
     from tvmconv import devices
     from tvmconv.deadline import Deadline, get_process_start
     from tvmconv.models.torch_module import make_module
-    from tvmconv.torch.signature import MEMORY_FORMATS
+    from tvmconv.torch.tensor_layout import MEMORY_FORMATS
     from tvmconv.torch.model import convert_weight_memory_format
 
     device = devices.find_device(args.device or "auto")

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import argparse
 import json
+from collections.abc import Sequence
 
 from tvmconv import baselines, devices, naive_cost
 from tvmconv.cli import options, output
@@ -51,12 +52,7 @@ def run(args: argparse.Namespace) -> int:
     """Print a table or a line of JSON for each workload, and for a suite a table of all its layers at the end."""
     schedules = args.words
     args.workload = schedules.pop(0) if schedules and args.suite is None else None
-    for name in schedules:
-        if name in (TUNED, PREDICTED) or ":" in name:
-            hint = f"--log adds the row {TUNED}, and --set changes knobs"
-            raise UsageError(f"run takes names of schedules, not {name!r}: {hint}")
-        if name in baselines.load_baselines():
-            raise UsageError(f"{name} is no schedule but a baseline: write --baseline before each of their names")
+    _check_schedule_names(schedules)
     selection = options.parse_selection(args, "run")
     for file in list_log_files(args.log):  # fails before any kernel is measured
         with translate_os_errors(file, "read"):
@@ -95,3 +91,13 @@ def run(args: argparse.Namespace) -> int:
         counts = [*(selection.counts or {}).values()]
         print(f"\n{format_text(Sweep(selection.name, [*selection.layers], results, '', counts), formatter)}")
     return 0 if all(result.has_all_times for result in results) else FAILED_STATUS
+
+
+def _check_schedule_names(names: Sequence[str]) -> None:
+    """Raise UsageError for names of configs or of baselines in place of schedules."""
+    for name in names:
+        if name in (TUNED, PREDICTED) or ":" in name:
+            hint = f"--log adds the row {TUNED}, and --set changes knobs"
+            raise UsageError(f"run takes names of schedules, not {name!r}: {hint}")
+        if name in baselines.load_baselines():
+            raise UsageError(f"{name} is no schedule but a baseline: write --baseline before each of their names")

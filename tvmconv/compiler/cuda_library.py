@@ -196,8 +196,8 @@ class _Reader:
     def __init__(self, data: bytes) -> None:
         self.data, self.position = data, 0
 
-    def read_number(self, num_bytes: int = NUMBER_BYTES) -> int:
-        return int.from_bytes(self._read(num_bytes), "little")
+    def read_number(self) -> int:
+        return int.from_bytes(self._read(NUMBER_BYTES), "little")
 
     def read_numbers(self) -> Sequence[int]:
         return [self.read_number() for _ in range(self.read_number())]

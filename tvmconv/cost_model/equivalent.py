@@ -29,5 +29,4 @@ def make_16_bit_equivalent(workload: Workload) -> Conv | None:
             return None
         channels //= 2
     epilogue = tuple(operation for operation in workload.epilogue if operation not in REMOVED_OPERATIONS)
-    changes = {"C": channels, "dtype": FLOAT16.name, "epilogue": epilogue, "out_dtype": "", "weight_dtype": ""}
-    return type(workload)(**{**vars(workload), **changes})
+    return workload.with_fields(C=channels, dtype=FLOAT16.name, epilogue=epilogue, out_dtype="", weight_dtype="")

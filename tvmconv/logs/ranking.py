@@ -155,19 +155,15 @@ def index_logs_by_workload(
 
 
 def find_best_per_workload(
-    invalid_lines_by_log: Mapping[Path, InvalidLines],
-    workload: Workload | None = None,
-    device_name: str | None = None,
-    max_configs: int = 1,
+    invalid_lines_by_log: Mapping[Path, InvalidLines], device_name: str | None = None, max_configs: int = 1
 ) -> list[Record]:
     """Return the best valid records of each workload on each device, in the order of their first records.
 
     `invalid_lines_by_log`: logs, each with the object that collects its invalid lines.
-    `workload`: workload whose records count (default: all).
     `device_name`: name of the device whose records count (default: all).
     `max_configs`: maximum number of configs of each workload and device, the best first.
     """
-    groups = index_logs_by_workload(invalid_lines_by_log, workload, device_name).values()
+    groups = index_logs_by_workload(invalid_lines_by_log, device_name=device_name).values()
     return [record for group in groups for record in islice(iterate_fastest_first(group), max_configs)]
 
 
@@ -209,6 +205,13 @@ class RecordIndex:
         for (device_match, _), group in groupby(matches, key=lambda item: item[0]):
             for record in iterate_fastest_first([item for _, item in group]):
                 yield device_match, record
+
+    def iterate_on_device(self, workload: Workload, device: Device) -> Iterator[Record]:
+        """Yield the valid records of a workload on a device of the same name, the best first."""
+        for device_match, record in self.iterate_by_device_match(workload, device):
+            if device_match is not DeviceMatch.DEVICE:
+                return
+            yield record
 
     def iterate_applicable_records(self, workload: Workload, device: Device) -> Iterator[tuple[DeviceMatch, Record]]:
         """Yield the records of `iterate_by_device_match`, then those of the same convolution without its epilogue. A

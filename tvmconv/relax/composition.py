@@ -15,7 +15,9 @@ from tvm.ir import IRModule
 from tvmconv import registry
 from tvmconv.errors import DeviceError, Error, ModelError
 from tvmconv.logs.candidates import Candidate, iterate_candidates
-from tvmconv.relax.kernels import MAX_CANDIDATES, WORKLOAD_ATTRIBUTE, KernelFinder, resolve_target
+from tvmconv.relax.candidate_queue import MAX_CANDIDATES
+from tvmconv.relax.compile_target import resolve_target
+from tvmconv.relax.kernels import WORKLOAD_ATTRIBUTE, KernelFinder
 from tvmconv.workloads import Workload, parse
 
 if TYPE_CHECKING:

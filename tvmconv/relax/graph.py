@@ -78,9 +78,9 @@ def count_readers(mod: IRModule) -> Counter[relax.Expr]:
             continue
         bindings = (binding.value for block in function.body.blocks for binding in block.bindings)
         for value in (*bindings, function.body.body):
-            found: set[relax.Expr] = set()
-            relax.analysis.post_order_visit(value, lambda node, found=found: found.add(node))
-            counts.update(node for node in found if isinstance(node, relax.Var))
+            read: set[relax.Expr] = set()
+            relax.analysis.post_order_visit(value, lambda node, read=read: read.add(node))
+            counts.update(node for node in read if isinstance(node, relax.Var))
     return counts
 
 

@@ -1,4 +1,4 @@
-"""What TVM's importers write in a roundabout way, in the form in which epilogues are found.
+"""The simplification of imported modules: patterns of TVM's importers become operations that epilogues consist of.
 
 The importer of ONNX computes limits and biases from constants, and makes a function of TIR for each limit of a Clip.
 Models of TensorFlow pad with zeros before convolutions. Circular paddings of PyTorch replace slices of a tensor.

@@ -6,9 +6,9 @@ import functools
 import math
 import os
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from itertools import islice, takewhile
+from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -20,14 +20,15 @@ from tvmconv.deadline import Deadline
 from tvmconv.devices import Device
 from tvmconv.errors import CompileError, DeviceError, Error, ScheduleError
 from tvmconv.kernel import Kernel, build_for_device
-from tvmconv.logs.candidates import PREDICTED, Candidate, iterate_candidates
+from tvmconv.logs.candidates import Candidate
 from tvmconv.logs.packaged import packaged_logs
-from tvmconv.logs.ranking import DeviceMatch, RecordIndex, list_log_files
+from tvmconv.logs.ranking import RecordIndex, list_log_files
 from tvmconv.measure import kernel_cache
 from tvmconv.measure.builder import BuilderInput, build_all
 from tvmconv.measure.predictions import recommend_for_all
 from tvmconv.measure.workers.pool import keep_workers_alive
-from tvmconv.registry import find_schedule
+from tvmconv.relax.candidate_queue import CandidateQueue
+from tvmconv.relax.compile_target import CompileTarget
 from tvmconv.relax.launcher import check_executable
 from tvmconv.relax.packing import PackedExecutable, pack_weight, remove_prepack_kernels
 from tvmconv.search.options import TuneOptions
@@ -37,20 +38,15 @@ from tvmconv.workloads import Workload
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
-    from tvm.target import Target
     from tvm.tirx import PrimFunc
 
 DEFAULT_LOG = "tuning.jsonl"
 DECLARATION = "plain loops"  # name of what runs on a CPU, where no schedule of tvmconv applies
 OPAQUE_PATTERN = 8  # OpPatternKind::kOpaque, with which FuseOps leaves a function alone
-DEFAULT_ARCH = "sm_50"  # TVM's where a target names none and there is no GPU
 PREDICTION_FRACTION = 0.2  # of the time of a search at most, for predictions before it
 NUM_FIRST_CONFIGS = 3  # predicted configs of a workload that its search tries first
 MIN_TRIALS = 8  # of a search whose fastest config comes before predictions, even if one seems to be clearly faster
-MIN_PREDICTED_SPEEDUP = 1.25  # with which a prediction is clearly faster than a measured config
-MAX_CANDIDATES = 8  # configs of a workload that may fail to build
 WORKLOAD_ATTRIBUTE = "tvmconv.workload"
-TVM_TARGET = re.compile(r"llvm\b|\{|\w+/")  # texts that TVM reads: a kind, JSON, or the name of a chip
 
 
 @dataclass(frozen=True)
@@ -79,51 +75,6 @@ class FoundKernel:
         assert self.build is not None
         workspace = pack_weight(self.build().lowered_module, weight)
         return [workspace[index] for index in self.packed.packed_indices]
-
-
-@dataclass(frozen=True)
-class CompileTarget:
-    """A target of TVM, and tvmconv's device for it; the device is None for a CPU."""
-
-    target: Target
-    device: Device | None
-
-
-def resolve_target(target: str | Mapping[str, Any] | Target) -> CompileTarget:
-    """Return the target and the device of a text such as "sm_90", "cuda:0", "opencl:0", "llvm" or
-    "nvidia/nvidia-h100", or of a target or its attributes.
-
-    Raises:
-        DeviceError: There is no such device or architecture, or the kind of the target is not cuda, opencl or llvm.
-    """
-    from tvm.target import Target
-
-    if isinstance(target, str) and not TVM_TARGET.match(target):
-        device = devices.find_device(target)
-        return CompileTarget(device.make_target(), device)
-    if not isinstance(target, (str, Mapping, Target)):
-        raise DeviceError(f"target {target!r}: expected a text such as sm_90, or a tvm.target.Target")
-    try:
-        resolved = target if isinstance(target, Target) else Target(target)
-    except (TypeError, ValueError) as error:
-        raise DeviceError(f"target {target!r}: {str(error).splitlines()[0]}") from error
-    match resolved.kind.name:
-        case "llvm":
-            return CompileTarget(resolved, None)
-        case "opencl":
-            return CompileTarget(resolved, devices.find_device("opencl:0"))
-        case "cuda":
-            return CompileTarget(resolved, _find_cuda_device(str(resolved.attrs["arch"])))
-    raise DeviceError(f"target {resolved.kind.name}: expected cuda, opencl or llvm")
-
-
-def _find_cuda_device(arch: str) -> Device:
-    """Return the first GPU of an architecture, or the architecture itself where there is none."""
-    gpus = [status.device for status in devices.list_devices() if status.device and status.device.kind == "cuda"]
-    if arch == DEFAULT_ARCH and not gpus:
-        example = 'tvm.target.Target({"kind": "cuda", "arch": "sm_90"})'
-        raise DeviceError(f"the target cuda names no architecture, and TVM finds no GPU: expected one, as in {example}")
-    return next((gpu for gpu in gpus if str(gpu.arch).rstrip("a") == arch.rstrip("a")), devices.Arch(arch))
 
 
 class KernelFinder:
@@ -159,8 +110,8 @@ class KernelFinder:
         """
         device = self.check_device()
         log = self._log = self._log or DEFAULT_LOG
-        index = RecordIndex([log]) if Path(log).exists() else None
-        remaining = {w: count for w, count in workloads.items() if not (index and _is_measured(index, w, device))}
+        index = RecordIndex([log] if Path(log).exists() else [])
+        remaining = {w: count for w, count in workloads.items() if not any(index.iterate_on_device(w, device))}
         options, deadline = TuneOptions(log=log, measure_baseline=False), Deadline.after(seconds)
         with keep_workers_alive():
             prediction_deadline = deadline.reserve_seconds(seconds * (1 - PREDICTION_FRACTION))
@@ -273,30 +224,9 @@ class KernelFinder:
         return self._record_index
 
 
-def _is_measured(index: RecordIndex, workload: Workload, device: Device) -> bool:
-    match, _ = next(index.iterate_by_device_match(workload, device), (None, None))
-    return match is DeviceMatch.DEVICE
-
-
 def _count_trials(index: RecordIndex, workload: Workload, device: Device) -> int:
     """Return the number of measurements of a workload on a device, at most `MIN_TRIALS`."""
-    matches = (match for match, _ in index.iterate_by_device_match(workload, device))
-    return sum(1 for _ in islice(takewhile(DeviceMatch.DEVICE.__eq__, matches), MIN_TRIALS))
-
-
-def prefer_if_clearly_faster(
-    prediction: Prediction, workload: Workload, candidates: Iterator[Candidate]
-) -> Iterator[Candidate]:
-    """Yield a predicted config before the measured ones if it is clearly faster, and the others in their order. A
-    search that has ended after a few trials may not have measured it.
-    """
-    first = next(candidates, None)
-    if first is not None and first.seconds is not None and prediction.seconds < first.seconds / MIN_PREDICTED_SPEEDUP:
-        schedule = find_schedule(workload, prediction.schedule)
-        yield Candidate(schedule, prediction.config, PREDICTED, prediction.seconds)
-    if first is not None:
-        yield first
-    yield from candidates
+    return sum(1 for _ in islice(index.iterate_on_device(workload, device), MIN_TRIALS))
 
 
 def make_symbol(workload: Workload) -> str:
@@ -318,64 +248,6 @@ def declare_function(workload: Workload) -> PrimFunc:
         WORKLOAD_ATTRIBUTE: workload.text,
     }
     return workload.prim_func().with_attrs(marks)
-
-
-class CandidateQueue:
-    """The candidates of a workload, of which the next is tried when one fails."""
-
-    def __init__(
-        self,
-        logs: RecordIndex,
-        workload: Workload,
-        device: Device,
-        predictions: Sequence[Prediction] | None = None,
-        *,
-        prefers_clear_prediction: bool = False,
-    ) -> None:
-        self.workload, self._device = workload, device
-        self._candidates = iterate_candidates(logs, workload, device, predictions)
-        if prefers_clear_prediction and predictions:
-            self._candidates = prefer_if_clearly_faster(predictions[0], workload, self._candidates)
-        self._errors: list[Error] = []
-        self._refused_schedules: set[str] = set()
-        self._refusal: Error | None = None
-        self.candidate: Candidate
-
-    def advance(self) -> bool:
-        """Make the next candidate the current one, and return whether there is one."""
-        if len(self._errors) >= MAX_CANDIDATES:
-            return False
-        try:
-            candidate = next((c for c in self._candidates if c.schedule.name not in self._refused_schedules), None)
-        except Error as error:  # no schedule computes the workload on the device
-            self._errors.append(error)
-            return False
-        if candidate is None:
-            return False
-        self.candidate = candidate
-        return True
-
-    def add_failure(self, error: Error) -> None:
-        """Store why the current candidate failed."""
-        self._errors.append(error)
-
-    def refuse_schedule(self, reason: str) -> None:
-        """Leave out further candidates of the current one's schedule, and store the reason."""
-        self._refused_schedules.add(self.candidate.schedule.name)
-        self._refusal = self._refusal or CompileError(reason)
-
-    @property
-    def error(self) -> Error:
-        """The error of the best candidate."""
-        message = f"no schedule computes {self.workload} on {self._device.text}"
-        return self._refusal or (self._errors[0] if self._errors else ScheduleError(message))
-
-    @property
-    def config_source(self) -> str:
-        """Source of the current candidate's config, with the error of a better candidate."""
-        has_failed = bool(self._errors or self._refusal)
-        note = f"; a better one failed: {self.error}" if has_failed else ""
-        return self.candidate.config_source + note
 
 
 def _build_executables(inputs: Sequence[tuple[Workload, Candidate]], device: Device) -> list[Executable | Error]:

@@ -1,7 +1,7 @@
 """Operations of Relax that compute the same channels first and channels last, and their channels-last form.
 
-They stand between convolutions: activations, gates and residuals, reductions over the space, poolings, resized images,
-paddings, slices, concatenations and splits.
+They stand between convolutions: activations, gates and residuals, reductions over the spatial axes, poolings, resized
+images, paddings, slices, concatenations and splits.
 """
 
 from __future__ import annotations

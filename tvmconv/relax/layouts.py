@@ -55,7 +55,7 @@ def to_tf32(workload: ConvOperator) -> ConvOperator:
     """
     if workload.dtype != dtypes.FLOAT32.name:
         return workload
-    return type(workload)(**{**vars(workload), "dtype": dtypes.TF32.name})
+    return workload.with_fields(dtype=dtypes.TF32.name)
 
 
 def is_truncating(workload: ConvOperator, schedule: str) -> bool:
@@ -64,5 +64,5 @@ def is_truncating(workload: ConvOperator, schedule: str) -> bool:
     """
     if workload.dtype != dtypes.TF32.name:
         return False
-    exact = type(workload)(**{**vars(workload), "dtype": dtypes.FLOAT32.name})
+    exact = workload.with_fields(dtype=dtypes.FLOAT32.name)
     return all(each.name != schedule for each in schedules(exact))

@@ -1,5 +1,7 @@
-"""Activations of 16-bit tensors without casts. PyTorch's exporter writes them in float32, between a cast and one back;
-a kernel computes its epilogue in float32 anyway.
+"""The removal of casts around activations of 16-bit tensors.
+
+PyTorch's exporter writes these activations in float32, between a cast and one back. A kernel computes its epilogue in
+float32 anyway.
 """
 
 from __future__ import annotations

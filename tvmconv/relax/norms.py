@@ -1,4 +1,4 @@
-"""Batch normalizations in inference mode as products and sums with constants, and other normalizations of bfloat16."""
+"""The decomposition of batch normalizations in inference into products and sums, and float32 for others in bfloat16."""
 
 from __future__ import annotations
 
@@ -15,9 +15,8 @@ from tvmconv.relax.importers import rewrite_functions
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-FLOAT_NORM_OPS = {
-    f"relax.nn.{name}_norm" for name in ("instance", "group", "layer")
-}  # of which TVM has none in bfloat16
+# Normalizations that TVM does not compile in bfloat16.
+FLOAT_NORM_OPS = {f"relax.nn.{name}_norm" for name in ("instance", "group", "layer")}
 
 
 @tvm.transform.module_pass(opt_level=0, name="tvmconv.simplify_norms")

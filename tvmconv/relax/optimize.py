@@ -19,9 +19,10 @@ from tvmconv.errors import Error, ModelError, translate_to_model_error
 from tvmconv.measure.results import PhaseTimer
 from tvmconv.measure.workers.pool import keep_workers_alive
 from tvmconv.relax.comparison import TvmTimer, TvmTimes, extract_functions, start_timer, uses_float16
+from tvmconv.relax.compile_target import CompileTarget, resolve_target
 from tvmconv.relax.guarded_rules import make_default_pipeline
 from tvmconv.relax.importers import simplify_imported
-from tvmconv.relax.kernels import CompileTarget, FoundKernel, KernelFinder, resolve_target
+from tvmconv.relax.kernels import FoundKernel, KernelFinder
 from tvmconv.relax.layouts import Layout, plan_layouts, validate_layout
 from tvmconv.relax.linear import convert_linear_layers
 from tvmconv.relax.narrowing import narrow_activations
@@ -234,9 +235,9 @@ def _replace_in_module(
             finder.build(workload for sites in planned.values() for _, workload in sites)
     replacements: dict[str, list[Replacement]] = {}
     for name, sites in planned.items():
-        found = [choose_kernel(finder, name, site, workload, times.seconds) for site, workload in sites]
-        replacements[name] = [replacement for replacement, _ in found if replacement]
-        lines += [line for _, line in found]
+        choices = [choose_kernel(finder, name, site, workload, times.seconds) for site, workload in sites]
+        replacements[name] = [replacement for replacement, _ in choices if replacement]
+        lines += [line for _, line in choices]
     with timer.phase("replace"):
         new_mod = replace_convolutions(prepared, replacements, target.device)
     phase_seconds = {name: milliseconds / 1e3 for name, milliseconds in timer.milliseconds.items()}
@@ -323,13 +324,13 @@ def _search(
 ) -> TvmTimes:
     """Search for kernels until a deadline, and return the times of TVM's own code, as many as fit before it."""
     finder.check_device()
-    workloads: Counter[Workload] = Counter(workload for found in planned.values() for _, workload in found)
+    workloads: Counter[Workload] = Counter(workload for sites in planned.values() for _, workload in sites)
     search_seconds = max(deadline.remaining_seconds, MIN_SEARCH_SECONDS)
     if not workloads or tvm_timer is None:
         with timer.phase("search"):
             finder.search(workloads, search_seconds)
         return TvmTimes()
-    sites = {name: [site for site, _ in found] for name, found in planned.items()}
+    sites = {name: [site for site, _ in pairs] for name, pairs in planned.items()}
     tvm_timer.compile_functions(extract_functions(mod, sites), target.target)
     with timer.phase("search"):
         finder.search(workloads, search_seconds * (1 - COMPARISON_FRACTION))

@@ -1,4 +1,4 @@
-"""Weights that a kernel packs in launches of their own: these launches run once, when a model is compiled.
+"""Weight prepacking at compile time: the launches in which a kernel packs its weight run once, for the library.
 
 The emulator runs them with NumPy, so that no GPU is needed. The library contains the packed weight as a constant.
 """

@@ -1,4 +1,4 @@
-"""The pipeline `tvmconv` of Relax."""
+"""The compilation pipeline `tvmconv` for `tvm.compile`: `optimize`, and then TVM's default pipeline."""
 
 from __future__ import annotations
 

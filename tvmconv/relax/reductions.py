@@ -1,4 +1,4 @@
-"""Means over the space of channels-last tensors, as scheduled functions of TIR for GPUs.
+"""Means over the spatial axes of channels-last tensors, such as global average pooling, as scheduled TIR for GPUs.
 
 TVM's rules give such a mean to a few blocks, one thread of which adds hundreds of rows, and convert 16-bit inputs in a
 launch of their own. Here up to `MAX_SPLITS` blocks add rows of a channel, and a second launch adds their sums.

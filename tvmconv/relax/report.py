@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, field
 from html import escape
 
-from tvmconv.reports.tables import EMPTY_CELL, Table, format_significant
+from tvmconv.reports.tables import EMPTY_CELL, Table, format_micros, format_speedup
 from tvmconv.space import Config
 
 TVM_NAME = "TVM"
@@ -76,10 +76,8 @@ class ModuleReport:
                 line.name,
                 line.workload or EMPTY_CELL,
                 line.implementation,
-                *(_format_time(seconds) for seconds in (line.tvm_seconds, line.seconds)),
-                format_significant(line.tvm_seconds / line.seconds)
-                if line.tvm_seconds and line.seconds
-                else EMPTY_CELL,
+                *(format_micros(seconds) for seconds in (line.tvm_seconds, line.seconds)),
+                format_speedup(line.tvm_seconds, line.seconds),
                 line.reason or line.config_source or EMPTY_CELL,
             )
             for line in self.lines
@@ -122,7 +120,3 @@ class ModuleReport:
             '{"lines": [], "note": "", "phase_seconds": {}}'
         """
         return json.dumps(asdict(self))
-
-
-def _format_time(seconds: float | None) -> str:
-    return EMPTY_CELL if seconds is None else format_significant(seconds * 1e6)

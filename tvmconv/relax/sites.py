@@ -1,4 +1,4 @@
-"""The convolutions of a Relax function with their epilogues, and their weights with everything linear folded in."""
+"""The convolutions of a Relax function with their epilogues; linear operations are folded into weight and bias."""
 
 from __future__ import annotations
 

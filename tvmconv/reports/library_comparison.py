@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import statistics
 from collections.abc import Sequence
 
 from tvmconv.baselines.torch_calls import CONVERSION_NOTE
@@ -12,6 +11,7 @@ from tvmconv.reports.tables import (
     EMPTY_CELL,
     NETWORK_ROW,
     Table,
+    format_mean,
     format_micros,
     format_optional,
     list_unstable_notes,
@@ -86,12 +86,6 @@ def make_time_header(results: Sequence[Result], name: str) -> str:
     """Return the header of a library's times, which says if they contain conversions of the layout."""
     has_conversions = CONVERSION_NOTE in find_common_settings(results, name)
     return f"{name}, {CONVERSION_NOTE} [µs]" if has_conversions else f"{name} [µs]"
-
-
-def format_mean(ratios: Sequence[float | None]) -> str:
-    """Return the geometric mean of the known ratios; a dash if there are none."""
-    known_ratios = [ratio for ratio in ratios if ratio]
-    return format_optional(statistics.geometric_mean(known_ratios) if known_ratios else None)
 
 
 def sum_network_seconds(sweep: Sweep, name: str) -> float | None:

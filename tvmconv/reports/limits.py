@@ -8,7 +8,7 @@ from pathlib import Path
 from tvmconv.experiments.results import TUNED, ResultRow
 from tvmconv.experiments.sweep import Sweep
 from tvmconv.reports.charts import create_figure, save_figure
-from tvmconv.reports.library_comparison import format_mean, list_compared_names
+from tvmconv.reports.library_comparison import list_compared_names
 from tvmconv.reports.suite import (
     CHART_WIDTH,
     FASTER_COLOR,
@@ -18,6 +18,7 @@ from tvmconv.reports.suite import (
     SLOWER_COLOR,
     SMALL_FONT_POINTS,
 )
+from tvmconv.reports.tables import format_mean
 
 MARKERS, COLORS = "oDsv^", (FASTER_COLOR, SLOWER_COLOR, "#8c8c8c", "#5a9367", "#9b6fb0")
 Values = tuple[float | None, ...]  # by layer

@@ -10,8 +10,8 @@ from pathlib import Path
 
 from tvmconv.experiments.results import TUNED, Result
 from tvmconv.reports.charts import create_figure, save_figure
-from tvmconv.reports.library_comparison import format_mean
 from tvmconv.reports.suite import FASTER_COLOR, NUM_PALETTE_COLORS, SLOWER_COLOR, SMALL_FONT_POINTS
+from tvmconv.reports.tables import format_mean
 from tvmconv.workloads import Layer, Workload
 
 PANELS_PER_LINE, PANEL_WIDTH, PANEL_HEIGHT, MARGIN_HEIGHT = 5, 2.3, 1.55, 0.6  # inches

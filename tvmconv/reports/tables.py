@@ -6,6 +6,7 @@ import csv
 import io
 import math
 import re
+import statistics
 import textwrap
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -142,6 +143,17 @@ def format_optional(value: float | None, scale: float = 1) -> str:
 def format_micros(seconds: float | None) -> str:
     """Return microseconds with three significant digits; a dash for None."""
     return format_optional(seconds, 1e6)
+
+
+def format_speedup(before: float | None, after: float | None) -> str:
+    """Return how many times as fast something has become, given two times; a dash if one is missing."""
+    return format_optional(before / after if before and after else None)
+
+
+def format_mean(ratios: Iterable[float | None]) -> str:
+    """Return the geometric mean of the known ratios; a dash if there are none."""
+    known_ratios = [ratio for ratio in ratios if ratio]
+    return format_optional(statistics.geometric_mean(known_ratios) if known_ratios else None)
 
 
 def sum_seconds(seconds: Sequence[float | None], counts: Sequence[int]) -> float | None:

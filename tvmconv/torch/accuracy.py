@@ -1,4 +1,4 @@
-"""The difference of results from PyTorch's, and how large it may be."""
+"""The relative L2 error of a result against PyTorch's, and the tolerance for it."""
 
 from __future__ import annotations
 

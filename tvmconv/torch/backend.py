@@ -31,12 +31,12 @@ from tvmconv.torch.conv_site import ConvSite
 from tvmconv.torch.conv_source import CONV_FUNCTIONS, TRANSPOSED_FUNCTIONS, bind_conv_arguments
 from tvmconv.torch.device_match import find_device_for
 from tvmconv.torch.fusion import match_graph, replace_sites
+from tvmconv.torch.inference import list_strides, make_planner
 from tvmconv.torch.kernels import KernelProvider
 from tvmconv.torch.layer_search import find_layer_kernels
 from tvmconv.torch.layout_plan import LayoutPlanner
 from tvmconv.torch.metadata_readers import remove_shape_assertions
 from tvmconv.torch.model import Optimized
-from tvmconv.torch.optimize import list_strides, make_planner
 from tvmconv.torch.partition import remove_no_ops
 from tvmconv.torch.report import Report
 from tvmconv.torch.selection import KernelSelector, count_workloads, kernels_deadline, validate_choice
@@ -79,7 +79,8 @@ def backend(
         TuningError: An option or the value of `choose` is unknown.
         Error: The log cannot be read or written.
     """
-    option_values, started_at = compat.rename_options(options or {}, {"then": "fallback_backend"}), time.monotonic()
+    started_at = time.monotonic()
+    option_values = compat.rename_options(options or {}, {"then": "fallback_backend"})
     for name in option_values:
         if name not in OPTION_NAMES:
             raise TuningError(f"option {name!r}: expected one of {', '.join(OPTION_NAMES)}")
@@ -93,13 +94,7 @@ def backend(
     fallback_run = compile_rest(fx.GraphModule(gm, copy.deepcopy(gm.graph)), example_inputs)
     fallback_compile_seconds = time.monotonic() - started_at  # the graph with tvmconv's kernels takes as long
     torch_device = _find_torch_device(example_inputs)
-    targets = {node.target for node in gm.graph.nodes}
-    if (
-        torch_device is None
-        or any(_is_norm(node) and _bind_norm(node).get("training") for node in gm.graph.nodes)
-        or ENTER_AUTOCAST in targets
-        or targets.isdisjoint(CONVOLUTION_NDIMS)
-    ):
+    if torch_device is None or not _can_have_kernels(gm.graph):
         return fallback_run
     try:
         with torch.no_grad():
@@ -120,15 +115,40 @@ def backend(
     _logger.info("%s", replace(report, pytorch_seconds=pytorch_seconds, tvmconv_seconds=tvmconv_seconds))
     if tvmconv_seconds >= pytorch_seconds and choose_mode != "tuned":
         return fallback_run
-    # The graph inputs from which weights were packed.
-    packed_ids = {id(tensor) for site in selected_sites for tensor in site.module.weight_sources()}
-    fixed_inputs = [(index, tensor) for index, tensor in enumerate(example_inputs) if id(tensor) in packed_ids]
+    return _dispatch_by_weights(replaced_graph, replaced_run, fallback_run, selected_sites, example_inputs)
+
+
+def _can_have_kernels(graph: fx.Graph) -> bool:
+    """Return whether a graph without gradients has convolutions, and nothing that excludes tvmconv's kernels."""
+    targets = {node.target for node in graph.nodes}
+    trains_norms = any(_is_norm(node) and _bind_norm(node).get("training") for node in graph.nodes)
+    return not trains_norms and ENTER_AUTOCAST not in targets and not targets.isdisjoint(CONVOLUTION_NDIMS)
+
+
+def _dispatch_by_weights(
+    replaced_graph: fx.GraphModule,
+    replaced_run: CompiledFunction,
+    fallback_run: CompiledFunction,
+    sites: Sequence[ConvSite],
+    inputs: Sequence[Any],
+) -> CompiledFunction:
+    """Return a function that runs the graph with kernels for calls with the parameters whose weights are packed.
+
+    Args:
+        replaced_graph: The graph with kernels, whose modules update packed weights.
+        replaced_run: Its compiled function.
+        fallback_run: The compiled function of the graph without kernels, for calls with other parameters.
+        sites: The convolutions with kernels.
+        inputs: Inputs of the graph, among which are the parameters from which weights were packed.
+    """
+    packed_ids = {id(tensor) for site in sites for tensor in site.module.weight_sources()}
+    fixed_inputs = [(index, tensor) for index, tensor in enumerate(inputs) if id(tensor) in packed_ids]
 
     def dispatch(*args: Any) -> Any:
-        _ = replaced_graph  # keeps its modules alive, which update packed weights
+        _ = replaced_graph  # keeps its modules alive
         if all(args[index] is tensor for index, tensor in fixed_inputs):
             return replaced_run(*args)
-        return fallback_run(*args)  # no weights are packed for other parameters
+        return fallback_run(*args)
 
     return dispatch
 
@@ -152,8 +172,8 @@ def _find_torch_device(inputs: Sequence[Any]) -> torch.device | None:
         return None
     if torch.is_grad_enabled() and any(value.requires_grad for value in inputs):
         return None
-    found = {value.device for value in inputs}
-    return found.pop() if len(found) == 1 and next(iter(found)).type in ("cpu", "cuda") else None
+    devices = {value.device for value in inputs}
+    return devices.pop() if len(devices) == 1 and next(iter(devices)).type in ("cpu", "cuda") else None
 
 
 def _bind_norm(node: fx.Node) -> dict[str, Any]:

@@ -117,12 +117,12 @@ def bind_training_norm(node: fx.Node) -> dict[str, Any] | None:
 
 def _has_kernels(node: fx.Node, metadata: Metadata) -> bool:
     """Return whether the operators' kernels can read a tensor; they need several elements per channel."""
-    found = metadata.get(node)
+    input_info = metadata.get(node)
     return (
-        found is not None
-        and found.dtype in KERNEL_DTYPES
-        and found.layout == CHANNELS_LAST
-        and math.prod(found.shape) > found.shape[1]
+        input_info is not None
+        and input_info.dtype in KERNEL_DTYPES
+        and input_info.layout == CHANNELS_LAST
+        and math.prod(input_info.shape) > input_info.shape[1]
     )
 
 
@@ -212,9 +212,7 @@ def replace_norm_sites(
         running = arguments["running_mean"], arguments["running_var"]
         x, stats = results_with_stats.get(site.input, (arguments["input"], None))
         if site.norm in merged:
-            if stats is None:
-                with graph.inserting_after(x):
-                    stats = graph.call_function(compute_stats_in_graph, (x,))
+            stats = stats or _insert_call(graph, x, compute_stats_in_graph, (x,))
             momentum, shape = arguments["momentum"], metadata[site.input].shape
             update = updates.setdefault(momentum, RunningUpdates(momentum))
             update.add(*running, stats, math.prod(shape) // shape[1])
@@ -224,22 +222,26 @@ def replace_norm_sites(
         # A stand-in has one gradient, and therefore one reader.
         values += [site.activation, convert(site.residual), stand_ins.pop(site.residual, None)]
         last = copies[site.result]
-        with graph.inserting_after(last):
-            pair = graph.call_function(normalize_in_graph, tuple(values))
-        with graph.inserting_after(pair):
-            stand_in = graph.call_function(operator.getitem, (pair, 1))
-            replaced[site.result] = graph.call_function(operator.getitem, (pair, 0))
-        if len(site.result.users) > 1 and not _replace_mean(last, replaced[site.result], stand_in):
+        pair = _insert_call(graph, last, normalize_in_graph, tuple(values))
+        stand_in = _insert_call(graph, pair, operator.getitem, (pair, 1))
+        z = replaced[site.result] = _insert_call(graph, pair, operator.getitem, (pair, 0))
+        if len(site.result.users) > 1 and not _replace_mean(last, z, stand_in):
             stand_ins[site.result] = stand_in
             if site.result not in residuals:
                 readers = [copies[each] for each in site.result.users if _is_kernel(each, site.result, is_convolution)]
-                _read_with_stand_in(graph, readers[1:], replaced[site.result], stand_in)
-        last.replace_all_uses_with(replaced[site.result])
+                _read_with_stand_in(graph, readers[1:], z, stand_in)
+        last.replace_all_uses_with(z)
         for node in dict.fromkeys((site.result, site.sum_node, site.norm)):
             if node is not None:
                 graph.erase_node(copies[node])
     for update in updates.values():
         update.insert(graph)
+
+
+def _insert_call(graph: fx.Graph, node: fx.Node, function: Callable[..., Any], arguments: tuple[Any, ...]) -> fx.Node:
+    """Insert the call of a function behind a node."""
+    with graph.inserting_after(node):
+        return graph.call_function(function, arguments)
 
 
 def _read_with_stand_in(graph: fx.Graph, readers: Sequence[fx.Node], z: fx.Node, stand_in: fx.Node) -> None:

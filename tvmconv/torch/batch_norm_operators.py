@@ -21,51 +21,20 @@ for the gradient, too, which stays one number for each channel of each sample.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import torch
-from torch.nn import functional
 
 from tvmconv.torch import batch_norm_kernels
-from tvmconv.torch.conv_call import compute_output_strides
-from tvmconv.torch.operator import NAMESPACE
+from tvmconv.torch.operator_library import define_operator
 from tvmconv.torch.running_statistics import correct_variance
+from tvmconv.torch.tensor_layout import allocate_like, lay_out
+from tvmconv.torch.training_activations import ACTIVATION_GRADIENTS, ACTIVATIONS
+from tvmconv.workloads.layout import CHANNELS_LAST
 
 PARAMETERS = "Tensor stats, Tensor? weight, Tensor? bias, float eps, str activation"
-SCHEMAS = (
-    "batch_norm_stats(Tensor x) -> Tensor",
-    f"batch_norm_act(Tensor x, Tensor? residual, Tensor? residual_stand_in, {PARAMETERS}) -> (Tensor, Tensor, Tensor)",
-    f"batch_norm_act_backward(Tensor dz, Tensor? second_dz, Tensor x, Tensor? residual, Tensor? mask, {PARAMETERS})"
-    " -> (Tensor, Tensor, Tensor)",
-    "mean_pixels(Tensor z, Tensor stand_in) -> Tensor",
-)
 NUM_PARAMETERS = 5  # stats, weight, bias, eps and activation
-
-# Activations by name, and the gradient of their argument from that of their result, and the argument.
-ACTIVATIONS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
-    "": lambda u: u,
-    "relu": functional.relu,
-    "relu6": functional.relu6,
-    "silu": functional.silu,
-    "hardswish": functional.hardswish,
-}
-ACTIVATION_GRADIENTS: dict[str, Callable[[torch.Tensor, torch.Tensor], torch.Tensor]] = {
-    "": lambda dz, u: dz,
-    "relu": lambda dz, u: torch.ops.aten.threshold_backward(dz, u, 0),
-    "relu6": lambda dz, u: torch.ops.aten.hardtanh_backward(dz, u, 0, 6),
-    "silu": torch.ops.aten.silu_backward,
-    "hardswish": torch.ops.aten.hardswish_backward,
-}
-
-_library = torch.library.Library(NAMESPACE, "FRAGMENT")
-for _schema in SCHEMAS:
-    _library.define(_schema, tags=(torch.Tag.needs_fixed_stride_order, torch.Tag.pt2_compliant_tag))
-
-batch_norm_stats = torch.ops.tvmconv.batch_norm_stats.default
-batch_norm_act = torch.ops.tvmconv.batch_norm_act.default
-batch_norm_act_backward = torch.ops.tvmconv.batch_norm_act_backward.default
-mean_pixels = torch.ops.tvmconv.mean_pixels.default
 
 
 def compute_stats_in_graph(x: torch.Tensor) -> torch.Tensor:
@@ -139,18 +108,8 @@ def read_in_graph(z: torch.Tensor, stand_in: torch.Tensor) -> torch.Tensor:
     return result
 
 
-def _lay_out(tensor: torch.Tensor) -> torch.Tensor:
-    """Return a tensor channels last, as a copy if necessary."""
-    strides = compute_output_strides(tensor.shape, True)
-    is_laid_out = all(
-        size == 1 or found == expected
-        for size, found, expected in zip(tensor.shape, tensor.stride(), strides, strict=True)
-    )
-    return tensor if is_laid_out else _allocate(tensor).copy_(tensor)
-
-
 def _allocate(tensor: torch.Tensor) -> torch.Tensor:
-    return tensor.new_empty_strided(tensor.shape, compute_output_strides(tensor.shape, True))
+    return allocate_like(tensor, CHANNELS_LAST)
 
 
 def _view_channels(values: torch.Tensor | None, x: torch.Tensor, default: float) -> torch.Tensor:
@@ -162,7 +121,7 @@ def _view_channels(values: torch.Tensor | None, x: torch.Tensor, default: float)
 
 def _run_stats(x: torch.Tensor) -> torch.Tensor:
     if x.is_cuda:
-        return batch_norm_kernels.compute_stats(_lay_out(x))
+        return batch_norm_kernels.compute_stats(lay_out(x, CHANNELS_LAST))
     variance, mean = torch.var_mean(x.float(), [0, *range(2, x.dim())], correction=0)
     return torch.stack([mean, variance])
 
@@ -170,9 +129,9 @@ def _run_stats(x: torch.Tensor) -> torch.Tensor:
 def _run_act(
     x: torch.Tensor, residual: torch.Tensor | None, residual_stand_in: torch.Tensor | None, *parameters: Any
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    x, mask = _lay_out(x), None
+    x, mask = lay_out(x, CHANNELS_LAST), None
     if x.is_cuda:
-        residual = None if residual is None else _lay_out(residual)
+        residual = None if residual is None else lay_out(residual, CHANNELS_LAST)
         z, mask = batch_norm_kernels.apply(x, residual, *parameters)
     else:
         z = _allocate(x).copy_(ACTIVATIONS[parameters[-1]](_compute_argument(x, residual, *parameters[:-1])))
@@ -197,11 +156,11 @@ def _run_backward(
     mask: torch.Tensor | None,
     *parameters: Any,
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    gradients = [_lay_out(dz.to(x.dtype))]
+    gradients = [lay_out(dz.to(x.dtype), CHANNELS_LAST)]
     if second_dz is not None:
         second_dz = second_dz.to(x.dtype) if second_dz.dtype is not x.dtype else second_dz
         gradients.append(_squeeze_expanded(second_dz) if x.is_cuda else second_dz)
-    x, residual = _lay_out(x), None if residual is None else _lay_out(residual)
+    x, residual = lay_out(x, CHANNELS_LAST), None if residual is None else lay_out(residual, CHANNELS_LAST)
     if x.is_cuda:
         arguments: list[Any] = [gradients, x, residual, *parameters, mask]
         results = batch_norm_kernels.differentiate(*arguments)
@@ -214,7 +173,7 @@ def _run_backward(
 def _squeeze_expanded(gradient: torch.Tensor) -> torch.Tensor:
     """Return a gradient channels last, or as a matrix (samples, channels) if all pixels have the same numbers."""
     if any(gradient.stride()[2:]) or gradient.dim() == 2:
-        return _lay_out(gradient)
+        return lay_out(gradient, CHANNELS_LAST)
     return gradient.flatten(2).select(2, 0).contiguous()
 
 
@@ -303,16 +262,24 @@ def _differentiate_mean(ctx: Any, gradient: torch.Tensor) -> tuple[None, torch.T
     return None, (gradient / math.prod(ctx.shape[2:])).expand(ctx.shape)
 
 
-for _name, _run, _make_fake in (
-    ("batch_norm_stats", _run_stats, _make_fake_stats),
-    ("batch_norm_act", _run_act, _make_fake_result),
-    ("batch_norm_act_backward", _run_backward, _make_fake_gradients),
-    ("mean_pixels", _run_mean, _make_fake_mean),
-):
-    for _device in ("CPU", "CUDA"):
-        _library.impl(_name, _run, _device)
-    torch.library.register_fake(f"{NAMESPACE}::{_name}", _make_fake, lib=_library)
-torch.library.register_autograd(f"{NAMESPACE}::batch_norm_act", _differentiate, setup_context=_set_up, lib=_library)
-torch.library.register_autograd(
-    f"{NAMESPACE}::mean_pixels", _differentiate_mean, setup_context=_set_up_mean, lib=_library
+batch_norm_stats = define_operator("batch_norm_stats(Tensor x) -> Tensor", cpu=_run_stats, fake=_make_fake_stats)
+batch_norm_act = define_operator(
+    f"batch_norm_act(Tensor x, Tensor? residual, Tensor? residual_stand_in, {PARAMETERS}) -> (Tensor, Tensor, Tensor)",
+    cpu=_run_act,
+    fake=_make_fake_result,
+    backward=_differentiate,
+    setup_context=_set_up,
+)
+batch_norm_act_backward = define_operator(
+    f"batch_norm_act_backward(Tensor dz, Tensor? second_dz, Tensor x, Tensor? residual, Tensor? mask, {PARAMETERS})"
+    " -> (Tensor, Tensor, Tensor)",
+    cpu=_run_backward,
+    fake=_make_fake_gradients,
+)
+mean_pixels = define_operator(
+    "mean_pixels(Tensor z, Tensor stand_in) -> Tensor",
+    cpu=_run_mean,
+    fake=_make_fake_mean,
+    backward=_differentiate_mean,
+    setup_context=_set_up_mean,
 )

@@ -30,12 +30,12 @@ ROWS_IN_FLIGHT = 4  # rows that a thread loads before it computes
 STATS_ROWS_IN_FLIGHT = 8  # the same where it loads one array and has registers left
 COMBINED_CHANNELS, COMBINING_THREADS = 32, 32  # channels of a CTA that adds up a workspace, and its threads for each
 
-# Second gradients of the result: none, an array, or a number for each channel of each sample.
 BINARY_ACTIVATIONS = "relu", "relu6"  # whose derivatives are 0 or 1
+# Second gradients of the result: none, an array, or a number for each channel of each sample.
 SECOND_GRADIENTS = NO_SECOND, SECOND_ARRAY, SECOND_OF_SAMPLES = "", "array", "samples"
 
-# Activations of u, and their derivatives.
-ACTIVATIONS = {
+# CUDA expressions of the activations of u, and of their derivatives, by name.
+ACTIVATION_CODE = {
     "": ("u", "1.0f"),
     "relu": ("fmaxf(u, 0.0f)", "(u > 0.0f ? 1.0f : 0.0f)"),
     "relu6": ("fminf(fmaxf(u, 0.0f), 6.0f)", "(u > 0.0f && u < 6.0f ? 1.0f : 0.0f)"),
@@ -274,7 +274,7 @@ def make_source(
         second: What the gradient of the result is the sum of besides one array, as `SECOND_GRADIENTS` names it.
         has_mask: Whether a mask of the activation's derivative is written, or read.
     """
-    value, derivative = ACTIVATIONS[activation]
+    value, derivative = ACTIVATION_CODE[activation]
     macros = {
         "VECTOR": vector,
         "THREADS": THREADS,

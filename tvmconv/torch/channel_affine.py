@@ -1,6 +1,6 @@
-"""Operations after a convolution that multiply each channel by a number and add one; a kernel's weight includes them.
+"""The folding of factors and summands per channel, which follow a convolution, into its weight and bias.
 
-They are batch normalizations with constant statistics, as modules or calls, and products, quotients, sums and
+The operations are batch normalizations with constant statistics, as modules or calls, and products, quotients, sums and
 differences with constants. A frozen batch normalization written as a product and a sum, or a layer scale, is one of
 them.
 """
@@ -151,9 +151,9 @@ def _match_functional_norm(node: fx.Node, input_node: fx.Node, constants: Consta
     eps = arguments.get("eps", DEFAULT_EPS)
     if arguments.get("training", False) or not isinstance(eps, float) or arguments["input"] is not input_node:
         return None
-    given = {name: arguments[name] for name in NORM_TENSORS if arguments.get(name) is not None}
-    tensors = {name: constant for name, node in given.items() if (constant := constants.find(node))}
-    if len(tensors) < len(given) or not {"running_mean", "running_var"} <= tensors.keys():
+    nodes = {name: arguments[name] for name in NORM_TENSORS if arguments.get(name) is not None}
+    tensors = {name: constant for name, node in nodes.items() if (constant := constants.find(node))}
+    if len(tensors) < len(nodes) or not {"running_mean", "running_var"} <= tensors.keys():
         return None
     return FunctionalNorm(tensors, eps)
 

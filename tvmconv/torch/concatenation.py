@@ -18,9 +18,9 @@ import torch
 from tvmconv.arithmetic import ceil_div
 from tvmconv.compiler.executable import LaunchConfig
 from tvmconv.torch.conv_call import KERNEL_DTYPES
-from tvmconv.torch.operator import NAMESPACE
-from tvmconv.torch.signature import compute_strides, find_layout, lay_out
+from tvmconv.torch.operator_library import define_operator
 from tvmconv.torch.source_kernels import VECTOR_BYTES, SourceKernels
+from tvmconv.torch.tensor_layout import allocate_like, find_layout, lay_out
 from tvmconv.workloads.layout import CHANNELS_LAST, UNIFORM_LAYOUTS
 
 MAX_INPUTS = 8
@@ -50,18 +50,13 @@ concatenate(Vector* z, unsigned total, unsigned width, PARAMETERS) {
 }
 """
 
-_library = torch.library.Library(NAMESPACE, "FRAGMENT")
-_library.define("concatenate(Tensor[] images) -> Tensor", tags=(torch.Tag.pt2_compliant_tag,))
-concatenate = torch.ops.tvmconv.concatenate.default
-
 
 @dataclass(frozen=True)
 class _Rows:
     """Rows of elements in memory with a constant distance."""
 
-    count: int
-    width: int
-    pitch: int
+    width: int  # elements of a row
+    pitch: int  # elements from a row to the next one
 
 
 def _find_rows(x: Any, layout: str) -> _Rows | None:
@@ -72,18 +67,18 @@ def _find_rows(x: Any, layout: str) -> _Rows | None:
         shape, stride = [shape[0], *shape[2:], shape[1]], [stride[0], *stride[2:], stride[1]]
     num_outer = len(shape) - 1 if is_last else 1
     expected = 1
-    for size, found in zip(shape[: num_outer - 1 : -1], stride[: num_outer - 1 : -1], strict=True):
-        if size > 1 and found != expected:
+    for size, step in zip(shape[: num_outer - 1 : -1], stride[: num_outer - 1 : -1], strict=True):
+        if size > 1 and step != expected:
             return None
         expected *= size
-    outer = [(size, found) for size, found in zip(shape[:num_outer], stride[:num_outer], strict=True) if size > 1]
+    outer = [(size, step) for size, step in zip(shape[:num_outer], stride[:num_outer], strict=True) if size > 1]
     pitch = outer[-1][1] if outer else expected
     distance = pitch
-    for size, found in reversed(outer):
-        if found != distance or pitch < expected:
+    for size, step in reversed(outer):
+        if step != distance or pitch < expected:
             return None
         distance *= size
-    return _Rows(math.prod(shape[:num_outer]), expected, pitch)
+    return _Rows(expected, pitch)
 
 
 def find_common_layout(images: Sequence[Any]) -> str | None:
@@ -91,8 +86,7 @@ def find_common_layout(images: Sequence[Any]) -> str | None:
 
     It is channels first if they are rows in both.
     """
-    found = (layout for layout in UNIFORM_LAYOUTS if all(_find_rows(x, layout) for x in images))
-    return next(found, None)
+    return next((layout for layout in UNIFORM_LAYOUTS if all(_find_rows(x, layout) for x in images)), None)
 
 
 def make_dense(x: torch.Tensor, layout: str) -> torch.Tensor:
@@ -106,7 +100,7 @@ def make_dense(x: torch.Tensor, layout: str) -> torch.Tensor:
 
 def _allocate(images: Sequence[torch.Tensor], layout: str) -> torch.Tensor:
     shape = [images[0].shape[0], sum(x.shape[1] for x in images), *images[0].shape[2:]]
-    return images[0].new_empty_strided(shape, compute_strides(shape, layout))
+    return allocate_like(images[0], layout, shape)
 
 
 def _run_by_pytorch(images: Sequence[torch.Tensor]) -> torch.Tensor:
@@ -121,17 +115,17 @@ def _run_on_gpu(images: Sequence[torch.Tensor]) -> torch.Tensor:
         return _run_by_pytorch(images)
     z = _allocate(images, layout)
     itemsize = z.element_size()
-    known = [each for x in images if (each := _find_rows(x, layout))]
-    sizes = [size * itemsize for each in known for size in (each.width, each.pitch)]
+    arrays = [rows for x in images if (rows := _find_rows(x, layout))]
+    sizes = [size * itemsize for rows in arrays for size in (rows.width, rows.pitch)]
     vector_bytes = math.gcd(VECTOR_BYTES, *sizes, *(x.data_ptr() for x in (*images, z)))
     total = z.numel() * itemsize // vector_bytes
     if not 0 < total < MAX_VECTORS:
         return _run_by_pytorch(images)
     ends, end = list[int](), 0
-    for each in known:
-        end += each.width * itemsize // vector_bytes
+    for rows in arrays:
+        end += rows.width * itemsize // vector_bytes
         ends.append(end)
-    pitches = [each.pitch * itemsize // vector_bytes for each in known]
+    pitches = [rows.pitch * itemsize // vector_bytes for rows in arrays]
     kernels = _load_kernels(z.device, vector_bytes, len(images))
     launch = LaunchConfig((ceil_div(total, THREADS * VECTORS_IN_FLIGHT), 1, 1), (THREADS, 1, 1))
     kernels.launch("concatenate", launch, [z, total, end, *images, *ends, *pitches])
@@ -172,7 +166,12 @@ def _differentiate(ctx: Any, dz: torch.Tensor) -> list[torch.Tensor]:
     return [*dz.split(ctx.sizes, 1)]
 
 
-_library.impl("concatenate", _run_by_pytorch, "CPU")
-_library.impl("concatenate", _run_on_gpu, "CUDA")
-torch.library.register_fake(f"{NAMESPACE}::concatenate", _make_fake, lib=_library)
-torch.library.register_autograd(f"{NAMESPACE}::concatenate", _differentiate, setup_context=_set_up, lib=_library)
+concatenate = define_operator(
+    "concatenate(Tensor[] images) -> Tensor",
+    cpu=_run_by_pytorch,
+    cuda=_run_on_gpu,
+    fake=_make_fake,
+    backward=_differentiate,
+    setup_context=_set_up,
+    needs_fixed_strides=False,
+)

@@ -12,7 +12,7 @@ from torch import fx
 from tvmconv.torch.concatenation import MAX_INPUTS, concatenate, find_common_layout
 from tvmconv.torch.conv_call import KERNEL_DTYPES
 from tvmconv.torch.conv_site import TensorMetadata
-from tvmconv.torch.signature import find_layout, lay_out
+from tvmconv.torch.tensor_layout import find_layout, lay_out
 from tvmconv.workloads.layout import UNIFORM_LAYOUTS
 
 FUNCTIONS = (torch.cat, torch.concat, torch.concatenate)
@@ -62,10 +62,10 @@ class ConcatenationReplacer:
         assert self._time_call
         own_layout, ratios = find_common_layout(images), dict[str, float]()
         for layout in UNIFORM_LAYOUTS:
-            given = [*images] if layout == own_layout else [lay_out(x, layout) for x in images]
+            inputs = [*images] if layout == own_layout else [lay_out(x, layout) for x in images]
             names = (f"{layout}: {name} {key}" for name in ("PyTorch, concatenation", "concatenation"))
-            pytorch_seconds = self._time_call(next(names), functools.partial(torch.cat, given, 1))
-            ratios[layout] = self._time_call(next(names), functools.partial(concatenate, given)) / pytorch_seconds
+            pytorch_seconds = self._time_call(next(names), functools.partial(torch.cat, inputs, 1))
+            ratios[layout] = self._time_call(next(names), functools.partial(concatenate, inputs)) / pytorch_seconds
         return min(ratios.values()) < 1 and ratios.get(own_layout or "", 0.0) < MAX_RATIO
 
 

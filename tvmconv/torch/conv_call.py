@@ -12,10 +12,9 @@ from typing import NamedTuple
 import torch
 
 from tvmconv.models.model_graph import make_convolution
-from tvmconv.torch.signature import compute_strides
+from tvmconv.torch.tensor_layout import name_layout
 from tvmconv.workloads.conv_operator import ConvOperator
 from tvmconv.workloads.epilogue import STATS
-from tvmconv.workloads.layout import CHANNELS_FIRST, CHANNELS_LAST
 from tvmconv.workloads.training import input_gradient, weight_gradient
 
 FORWARD, FORWARD_BIAS, DGRAD, WGRAD = "forward", "forward with bias", "dgrad", "wgrad"
@@ -49,7 +48,7 @@ class ConvCall(NamedTuple):
     @property
     def layout(self) -> str:
         """Layout of all tensors in the words of workloads."""
-        return CHANNELS_LAST if self.channels_last else CHANNELS_FIRST
+        return name_layout(self.channels_last)
 
     @property
     def output_shape(self) -> Sizes:
@@ -98,12 +97,7 @@ def make_workload(product: str, call: ConvCall) -> ConvOperator:
     if call.channels_last:
         workload = workload.to_channels_last()
     if product == FORWARD_STATS:
-        return type(workload)(**{**vars(workload), "epilogue": (STATS,)})
+        return workload.with_fields(epilogue=(STATS,))
     if product == DGRAD:
         return input_gradient(workload)
     return weight_gradient(workload) if product == WGRAD else workload
-
-
-def compute_output_strides(shape: Sequence[int], channels_last: bool) -> Sizes:
-    """Return the strides of a result of an operator; sizes may be symbolic."""
-    return compute_strides(shape, CHANNELS_LAST if channels_last else CHANNELS_FIRST)

@@ -33,31 +33,16 @@ from tvmconv.torch.conv_call import (
     WGRAD,
     ConvCall,
     compute_output_shape,
-    compute_output_strides,
 )
 from tvmconv.torch.kernel_table import TableEntry, table
 from tvmconv.torch.layer import is_tf32_allowed
-from tvmconv.torch.operator import NAMESPACE
+from tvmconv.torch.operator_library import define_operator
+from tvmconv.torch.tensor_layout import allocate_like, is_in_layout, name_layout
 
 OPTIONS = (
     "int[] stride, int[] padding, int[] dilation, int groups, bool transposed, int[] output_padding, bool channels_last"
 )
-SCHEMAS = (
-    f"convolution(Tensor x, Tensor weight, Tensor? bias, {OPTIONS}) -> Tensor",
-    f"convolution_stats(Tensor x, Tensor weight, {OPTIONS}) -> (Tensor, Tensor)",
-    f"convolution_dgrad(Tensor dy, Tensor weight, SymInt[] x_size, {OPTIONS}) -> Tensor",
-    f"convolution_wgrad(Tensor dy, Tensor x, SymInt[] weight_size, {OPTIONS}) -> Tensor",
-)
 NUM_OPTIONS = 7  # stride, padding, dilation, groups, transposed, output_padding and channels_last
-
-_library = torch.library.Library(NAMESPACE, "FRAGMENT")
-for _schema in SCHEMAS:
-    _library.define(_schema, tags=(torch.Tag.needs_fixed_stride_order, torch.Tag.pt2_compliant_tag))
-
-convolution = torch.ops.tvmconv.convolution.default
-convolution_stats = torch.ops.tvmconv.convolution_stats.default
-convolution_dgrad = torch.ops.tvmconv.convolution_dgrad.default
-convolution_wgrad = torch.ops.tvmconv.convolution_wgrad.default
 
 
 def make_call(
@@ -100,9 +85,7 @@ def compute_dgrad_by_pytorch(call: ConvCall, dy: torch.Tensor, weight: torch.Ten
         ndim = len(padding)
         x_shape[2:] = map(sum, zip(x_shape[2:], call.padding[:ndim], call.padding[ndim:], strict=True))
         interior += [slice(low, low + n) for low, n in zip(call.padding, call.x_shape[2:], strict=False)]
-    x = torch.empty_strided(
-        x_shape, compute_output_strides(x_shape, call.channels_last), dtype=dy.dtype, device=dy.device
-    )
+    x = allocate_like(dy, call.layout, x_shape)
     gradient = _call_backward(call, dy, x, weight, padding, [True, False, False])[0]
     return gradient if sides is None else gradient[tuple(interior)]
 
@@ -112,8 +95,7 @@ def compute_wgrad_by_pytorch(call: ConvCall, dy: torch.Tensor, x: torch.Tensor) 
     padding, sides = _split_padding(call.padding)
     if sides is not None:
         x = functional.pad(x, sides)
-    strides = compute_output_strides(call.weight_shape, call.channels_last)
-    weight = torch.empty_strided(call.weight_shape, strides, dtype=dy.dtype, device=dy.device)
+    weight = allocate_like(dy, call.layout, call.weight_shape)
     return _call_backward(call, dy, x, weight, padding, [False, True, False])[1]
 
 
@@ -141,14 +123,9 @@ def _finish(result: torch.Tensor, call: ConvCall) -> torch.Tensor:
 
     It must not be a view, because modules such as an activation in place may write to it.
     """
-    strides = compute_output_strides(result.shape, call.channels_last)
-    is_laid_out = all(
-        size == 1 or found == expected
-        for size, found, expected in zip(result.shape, result.stride(), strides, strict=True)
-    )
-    if is_laid_out and result._base is None:
+    if is_in_layout(result.shape, result.stride(), call.layout) and result._base is None:
         return result
-    return torch.empty_strided(result.shape, strides, dtype=result.dtype, device=result.device).copy_(result)
+    return allocate_like(result, call.layout).copy_(result)
 
 
 def run_forward(call: ConvCall, x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
@@ -243,7 +220,7 @@ def _run_wgrad(dy: torch.Tensor, x: torch.Tensor, weight_size: Sequence[int], *o
 def _make_fake_output(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, *options: Any) -> torch.Tensor:
     stride, padding, dilation, groups, transposed, output_padding, channels_last = options
     shape = compute_output_shape(x.shape, weight.shape, stride, padding, dilation, groups, transposed, output_padding)
-    return x.new_empty_strided(shape, compute_output_strides(shape, channels_last))
+    return allocate_like(x, name_layout(channels_last), shape)
 
 
 def _make_fake_stats(x: torch.Tensor, weight: torch.Tensor, *options: Any) -> tuple[torch.Tensor, torch.Tensor]:
@@ -252,7 +229,7 @@ def _make_fake_stats(x: torch.Tensor, weight: torch.Tensor, *options: Any) -> tu
 
 
 def _make_fake_gradient(dy: torch.Tensor, operand: torch.Tensor, size: Sequence[int], *options: Any) -> torch.Tensor:
-    return dy.new_empty_strided(tuple(size), compute_output_strides(size, options[-1]))
+    return allocate_like(dy, name_layout(options[-1]), size)
 
 
 def _set_up_convolution(ctx: Any, inputs: Sequence[Any], output: torch.Tensor) -> None:
@@ -361,22 +338,35 @@ def _select_each(batch_size: int, in_dims: Sequence[Any], arguments: Sequence[An
         ]
 
 
-for _name, _run, _make_fake, _differentiate, _set_up, _map in (
-    (
-        "convolution",
-        _run_convolution,
-        _make_fake_output,
-        _differentiate_convolution,
-        _set_up_convolution,
-        _map_convolution,
-    ),
-    ("convolution_stats", _run_stats, _make_fake_stats, _differentiate_stats, _set_up_stats, _map_stats),
-    ("convolution_dgrad", _run_dgrad, _make_fake_gradient, _differentiate_dgrad, _set_up_gradient, _map_dgrad),
-    ("convolution_wgrad", _run_wgrad, _make_fake_gradient, _differentiate_wgrad, _set_up_gradient, _map_wgrad),
-):
-    for _device in ("CPU", "CUDA"):
-        _library.impl(_name, _run, _device)
-    _operator_name = f"{NAMESPACE}::{_name}"
-    torch.library.register_fake(_operator_name, _make_fake, lib=_library)
-    torch.library.register_autograd(_operator_name, _differentiate, setup_context=_set_up, lib=_library)
-    torch.library.register_vmap(_operator_name, _map, lib=_library)
+convolution = define_operator(
+    f"convolution(Tensor x, Tensor weight, Tensor? bias, {OPTIONS}) -> Tensor",
+    cpu=_run_convolution,
+    fake=_make_fake_output,
+    backward=_differentiate_convolution,
+    setup_context=_set_up_convolution,
+    vmap=_map_convolution,
+)
+convolution_stats = define_operator(
+    f"convolution_stats(Tensor x, Tensor weight, {OPTIONS}) -> (Tensor, Tensor)",
+    cpu=_run_stats,
+    fake=_make_fake_stats,
+    backward=_differentiate_stats,
+    setup_context=_set_up_stats,
+    vmap=_map_stats,
+)
+convolution_dgrad = define_operator(
+    f"convolution_dgrad(Tensor dy, Tensor weight, SymInt[] x_size, {OPTIONS}) -> Tensor",
+    cpu=_run_dgrad,
+    fake=_make_fake_gradient,
+    backward=_differentiate_dgrad,
+    setup_context=_set_up_gradient,
+    vmap=_map_dgrad,
+)
+convolution_wgrad = define_operator(
+    f"convolution_wgrad(Tensor dy, Tensor x, SymInt[] weight_size, {OPTIONS}) -> Tensor",
+    cpu=_run_wgrad,
+    fake=_make_fake_gradient,
+    backward=_differentiate_wgrad,
+    setup_context=_set_up_gradient,
+    vmap=_map_wgrad,
+)

@@ -11,7 +11,7 @@ from torch import fx
 
 from tvmconv.torch.graph_constants import GraphConstant
 from tvmconv.torch.layer import InputKey, TunedConv, make_input_key
-from tvmconv.torch.signature import find_layout
+from tvmconv.torch.tensor_layout import find_layout
 
 
 @dataclass(frozen=True)
@@ -66,11 +66,6 @@ class ConvSite:
     module: Any = None  # module that computes the site in the optimized model; None if PyTorch does
     input_metadata: Any = None  # `TensorMetadata` of its input
     residual_metadata: Any = None  # `TensorMetadata` of the residual, if there is one
-
-    @property
-    def norm(self) -> Any:
-        """The first operation that weight and bias include; None if there is none."""
-        return self.affines[0] if self.affines else None
 
     @property
     def input_node(self) -> Any:

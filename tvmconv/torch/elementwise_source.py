@@ -23,10 +23,10 @@ from tvmconv.torch.typed_source import make_source as make_typed_source
 ROWS_IN_FLIGHT = 4  # rows that a thread loads before it computes
 
 GELU_DERIVATIVE = "0.5f * (1.0f + erff(u * 0.70710678f)) + u * 0.39894228f * expf(-0.5f * u * u)"
-ACTIVATIONS = {
-    "gelu": (group_norm_source.ACTIVATIONS["gelu"], GELU_DERIVATIVE),
-    "gelu_tanh": (group_norm_source.ACTIVATIONS["gelu_tanh"], "derive_gelu_tanh(u)"),
-    **{name: batch_norm_source.ACTIVATIONS[name] for name in ("relu", "silu", "hardswish")},
+ACTIVATION_CODE = {
+    "gelu": (group_norm_source.ACTIVATION_CODE["gelu"], GELU_DERIVATIVE),
+    "gelu_tanh": (group_norm_source.ACTIVATION_CODE["gelu_tanh"], "derive_gelu_tanh(u)"),
+    **{name: batch_norm_source.ACTIVATION_CODE[name] for name in ("relu", "silu", "hardswish")},
 }
 
 START = """
@@ -238,7 +238,7 @@ gate_backward(const X* dy, const X* x, const S* s, X* dx, float* workspace, int 
 
 def make_activation_source(vector: int, dtype: str, activation: str, *, is_backward: bool) -> str:
     """Return the source of `activate` or of its gradient, for tensors of a data type."""
-    value, derivative = ACTIVATIONS[activation]
+    value, derivative = ACTIVATION_CODE[activation]
     macros = {"ACTIVATION": f"({value})", "DERIVATIVE": f"({derivative})"}
     kernels = ADD_PARTS + ACTIVATE_BACKWARD if is_backward else ACTIVATE
     return _make_source(ACTIVATIONS_COMMON + kernels, vector, {"X": dtype}, macros)

@@ -53,17 +53,17 @@ def describe_arguments(names: Mapping[str, Any], args: Any, kwargs: Any) -> dict
             return TensorShape(tuple(value.shape), value.stride(), value.dtype, value.device)
         return value
 
-    given = {**names, **dict(zip(names, args, strict=False)), **kwargs}
-    return {name: tree_map(describe, value) for name, value in given.items()}
+    arguments = {**names, **dict(zip(names, args, strict=False)), **kwargs}
+    return {name: tree_map(describe, value) for name, value in arguments.items()}
 
 
 def is_example_call(example: Mapping[str, Any], names: Mapping[str, Any], args: Any, kwargs: Any) -> bool:
     """Return whether a call has tensors of the same shapes and dtypes as an example, and the same other arguments."""
-    given = {**names, **dict(zip(names, args, strict=False)), **kwargs}
-    if len(args) > len(names) or given.keys() != example.keys():
+    arguments = {**names, **dict(zip(names, args, strict=False)), **kwargs}
+    if len(args) > len(names) or arguments.keys() != example.keys():
         return False
     for name, expected in example.items():
-        value = given[name]
+        value = arguments[name]
         if isinstance(expected, TensorShape):
             if not expected.describes(value):
                 return False

@@ -80,8 +80,8 @@ class FusedGraphBackend:
 
     def describe(self) -> str:
         """Return sentences with the number of operations that operators compute, and of those that PyTorch computes."""
-        found = ", ".join(f"{count} {name}" for name, count in self.counts.most_common())
-        text = f"The model runs as a graph, in which operators compute {found or 'convolutions alone'}."
+        operators = ", ".join(f"{count} {name}" for name, count in self.counts.most_common())
+        text = f"The model runs as a graph, in which operators compute {operators or 'convolutions alone'}."
         if others := ", ".join(f"{count} {name}" for name, count in self.other_counts.most_common()):
             text += f" PyTorch's functions there: {others}."
         return text

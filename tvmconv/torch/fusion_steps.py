@@ -20,6 +20,7 @@ from tvmconv.torch.report import NO_KERNEL
 
 ADD_FUNCTIONS = (operator.add, operator.iadd, torch.add)
 ADD_METHODS = ("add", "add_")
+MULTIPLY_FUNCTIONS = (operator.mul, torch.mul, torch.multiply)
 IN_PLACE_ADDS = (operator.iadd, "add_")
 ADD = "add"
 
@@ -180,6 +181,13 @@ def is_sum(node: fx.Node) -> bool:
     targets: tuple[Any, ...] = ADD_METHODS if node.op == "call_method" else ADD_FUNCTIONS
     is_call = node.op in ("call_function", "call_method")
     return is_call and node.target in targets and len(node.args) == 2 and node.kwargs in ({}, {"alpha": 1})
+
+
+def is_product(node: fx.Node) -> bool:
+    """Return whether a node multiplies two values, not in place."""
+    is_call = node.op == "call_function" and node.target in MULTIPLY_FUNCTIONS
+    is_call = is_call or (node.op == "call_method" and node.target == "mul")
+    return is_call and len(node.args) == 2 and not node.kwargs
 
 
 def is_in_place_write(node: fx.Node, modules: Mapping[str, Any]) -> bool:

@@ -1,4 +1,4 @@
-"""Values of a traced graph that depend on parameters and buffers only, such as a weight that a model computes.
+"""Constant folding in a traced graph: values that depend on parameters and buffers only, such as a computed weight.
 
 A weight may be a parameter, or the result of weight normalization, weight standardization or another
 parametrization. A normalization with constant statistics may be written as a product and a sum. All of these are nodes
@@ -67,7 +67,9 @@ class GraphConstant:
         """Return the current value; that of an attribute is the tensor itself."""
         results: list[Any] = []
         for step in self._steps:
-            args, kwargs = tree_map_only(_Reference, lambda each: results[each.index], (step.args, step.kwargs))
+            args, kwargs = tree_map_only(
+                _Reference, lambda reference: results[reference.index], (step.args, step.kwargs)
+            )
             if step.op == "tensor":
                 result = step.target
             elif step.op == "get_attr":
@@ -196,8 +198,8 @@ class ConstantFinder:
 def _to_plain(value: Any) -> Any:
     """Return the immutable containers of a graph as plain ones, which can be copied."""
     if isinstance(value, Mapping):
-        return {key: _to_plain(each) for key, each in value.items()}
+        return {key: _to_plain(item) for key, item in value.items()}
     if isinstance(value, (tuple, list)):
-        plain = [_to_plain(each) for each in value]
+        plain = [_to_plain(item) for item in value]
         return tuple(plain) if isinstance(value, tuple) else plain
     return value

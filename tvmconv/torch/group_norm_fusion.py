@@ -17,7 +17,7 @@ import torch
 from torch import fx
 from torch.fx.operator_schemas import normalize_function
 
-from tvmconv.errors import Error
+from tvmconv.errors import Error, get_first_line
 from tvmconv.torch.accuracy import TOLERANCE_FACTOR, compute_relative_error
 from tvmconv.torch.activation_match import match_activation
 from tvmconv.torch.concatenation_fusion import ConcatenationReplacer
@@ -26,12 +26,13 @@ from tvmconv.torch.conv_site import TensorMetadata
 from tvmconv.torch.graph_constants import ConstantFinder
 from tvmconv.torch.group_norm_layer import FusedNorm, NormParameters
 from tvmconv.torch.group_norm_operator import LEAKY_RELU, find_kernel_layout
-from tvmconv.torch.group_norm_source import ACTIVATIONS
+from tvmconv.torch.group_norm_source import ACTIVATION_CODE
 from tvmconv.torch.model import Optimized
 from tvmconv.torch.partition import GraphPartition, clone_tensors
 from tvmconv.torch.report import PYTORCH_NAME, LayerReport
 from tvmconv.torch.shape_recorder import ShapeRecorder
-from tvmconv.torch.signature import SLOPE_OP, lay_out
+from tvmconv.torch.signature import SLOPE_OP
+from tvmconv.torch.tensor_layout import lay_out
 from tvmconv.torch.torch_modules import has_hooks, is_plain_instance
 from tvmconv.workloads import dtypes
 from tvmconv.workloads.epilogues.operations import SLOPES
@@ -73,8 +74,8 @@ def find_norm_sites(
         parameters = _match_norm(node, modules, constants, metadata)
         if parameters is None:
             continue
-        given, result = metadata[node.args[0]], metadata.get(node)
-        if result is None or given.dtype is not result.dtype:
+        input_info, result = metadata[node.args[0]], metadata.get(node)
+        if result is None or input_info.dtype is not result.dtype:
             continue
         match = match_activation(node, order, modules, constants)
         nodes: tuple[fx.Node, ...] = (node,)
@@ -84,12 +85,12 @@ def find_norm_sites(
             if name == SLOPE_OP and match.slope is not None and match.slope.is_number:
                 name, factor = LEAKY_RELU, float(match.slope.compute())
             name = LEAKY_RELU if name in SLOPES else name
-            if name in ACTIVATIONS:
+            if name in ACTIVATION_CODE:
                 activation, slope, nodes = name, factor, (node, *match.nodes)
         names = " + ".join(_name_operation(each, modules) for each in nodes)
         own_path = str(node.target).partition(".")[2] if node.op == "call_module" else node.name
         full_path = f"{path}.{own_path}".strip(".")
-        sites.append(GroupNormSite(full_path, nodes, FusedNorm(parameters, activation, slope), given, names))
+        sites.append(GroupNormSite(full_path, nodes, FusedNorm(parameters, activation, slope), input_info, names))
     return sites
 
 
@@ -98,14 +99,14 @@ def _match_norm(
 ) -> NormParameters | None:
     """Return the normalization that a node computes from its first argument; None for another operation."""
     source = node.args[0] if node.args else None
-    given = metadata.get(source) if isinstance(source, fx.Node) else None
-    if given is None or given.dtype not in KERNEL_DTYPES or len(given.shape) < 3:
+    input_info = metadata.get(source) if isinstance(source, fx.Node) else None
+    if input_info is None or input_info.dtype not in KERNEL_DTYPES or len(input_info.shape) < 3:
         return None
     if node.op == "call_module":
         module = modules[str(node.target)]
         if has_hooks(module) or len(node.args) > 1 or node.kwargs:
             return None
-        return _describe_module(module, len(given.shape))
+        return _describe_module(module, len(input_info.shape))
     if node.op != "call_function" or node.target not in FUNCTIONS:
         return None
     return _describe_function(node, constants)
@@ -125,10 +126,10 @@ def _describe_module(module: Any, ndim: int) -> NormParameters | None:
 
 
 def _describe_function(node: fx.Node, constants: ConstantFinder) -> NormParameters | None:
-    found = normalize_function(node.target, node.args, node.kwargs, normalize_to_only_use_kwargs=True)
-    if found is None:
+    call = normalize_function(node.target, node.args, node.kwargs, normalize_to_only_use_kwargs=True)
+    if call is None:
         return None
-    arguments = found.kwargs
+    arguments = call.kwargs
     eps, num_groups = arguments.get("eps", 1e-5), arguments.get("num_groups")
     if node.target is torch.nn.functional.instance_norm:
         is_by_statistics = arguments.get("running_mean") is None and arguments.get("running_var") is None
@@ -245,23 +246,23 @@ class NormFuser:
         def measure(name: str, call: Callable[[], object]) -> float | None:
             return time_call(name, call) if time_call else None
 
-        given = site.metadata.make_random_like()
-        own_layout, layer = find_kernel_layout(given), site.layer
-        expected = layer.run_eager(given)
-        pytorch_seconds = measure(f"PyTorch: {site.key}", lambda: layer.run_eager(given))
+        example = site.metadata.make_random_like()
+        own_layout, layer = find_kernel_layout(example), site.layer
+        expected = layer.run_eager(example)
+        pytorch_seconds = measure(f"PyTorch: {site.key}", lambda: layer.run_eager(example))
         if own_layout is None:
             return _Timing(pytorch_seconds, reason="its input has another layout")
-        tolerance = TOLERANCE_FACTOR * dtypes.DTYPES[KERNEL_DTYPES[given.dtype]].tolerance
+        tolerance = TOLERANCE_FACTOR * dtypes.DTYPES[KERNEL_DTYPES[example.dtype]].tolerance
         layouts: list[str] = []
         tvmconv_seconds = None
         for layout in sorted(UNIFORM_LAYOUTS, key=own_layout.__ne__):
-            x = lay_out(given, layout)
+            x = lay_out(example, layout)
             layer.add_input(x)
             try:
                 error = compute_relative_error(layer(x), expected if layout == own_layout else layer.run_eager(x))
                 seconds = measure(f"{KERNEL_NAME}, {layout}: {site.key}", functools.partial(layer.forward, x))
             except (Error, RuntimeError) as failure:
-                return _Timing(pytorch_seconds, reason=str(failure).splitlines()[0])
+                return _Timing(pytorch_seconds, reason=get_first_line(failure))
             finally:
                 layer.clear_inputs()
             if layout == own_layout:

@@ -9,7 +9,7 @@ from torch.nn import functional
 
 from tvmconv.torch.group_norm_operator import apply_activation, find_kernel_layout, group_norm_act
 from tvmconv.torch.layer import InputKey, make_input_key
-from tvmconv.torch.signature import lay_out
+from tvmconv.torch.tensor_layout import lay_out
 from tvmconv.torch.torch_modules import has_hooks
 
 

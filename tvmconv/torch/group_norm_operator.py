@@ -23,24 +23,17 @@ from tvmconv.torch.group_norm_source import (
     VECTORS_IN_FLIGHT,
     make_source,
 )
-from tvmconv.torch.operator import NAMESPACE
-from tvmconv.torch.signature import ACTIVATIONS, compute_strides, find_layout, lay_out
+from tvmconv.torch.operator_library import define_operator
+from tvmconv.torch.signature import ACTIVATIONS
 from tvmconv.torch.source_kernels import SourceKernels, count_vector_elements
+from tvmconv.torch.tensor_layout import allocate_like, find_layout, lay_out
 from tvmconv.workloads.layout import CHANNELS_FIRST, CHANNELS_LAST
 
-SCHEMA = (
-    "group_norm_act(Tensor x, Tensor? weight, Tensor? bias, int num_groups, float eps, str activation, float slope)"
-    " -> Tensor"
-)
 LEAKY_RELU = "leaky_relu"  # activation that reads the slope
 CTAS_PER_MULTIPROCESSOR = 4  # as many as run at the same time
 MAX_COLUMNS = 32  # threads of a CTA with different channels: 512 contiguous bytes of a pixel
 MIN_ROW_THREADS = 32  # threads of a CTA with neighbouring pixels
 MAX_SAMPLES = 65535  # largest size of a grid's last axes
-
-_library = torch.library.Library(NAMESPACE, "FRAGMENT")
-_library.define(SCHEMA, tags=(torch.Tag.needs_fixed_stride_order, torch.Tag.pt2_compliant_tag))
-group_norm_act = torch.ops.tvmconv.group_norm_act.default
 
 
 def find_kernel_layout(x: torch.Tensor) -> str | None:
@@ -66,7 +59,7 @@ def _run_on_cpu(
 
 
 def _allocate_like(x: torch.Tensor) -> torch.Tensor:
-    return x.new_empty_strided(x.shape, compute_strides(x.shape, find_layout(x.shape, x.stride()) or CHANNELS_FIRST))
+    return allocate_like(x, find_layout(x.shape, x.stride()) or CHANNELS_FIRST)
 
 
 def _make_fake(x: torch.Tensor, *_: Any) -> torch.Tensor:
@@ -147,6 +140,10 @@ def _load_kernels(
     return SourceKernels(source, device)
 
 
-_library.impl("group_norm_act", _run_on_cpu, "CPU")
-_library.impl("group_norm_act", _run_on_gpu, "CUDA")
-torch.library.register_fake(f"{NAMESPACE}::group_norm_act", _make_fake, lib=_library)
+group_norm_act = define_operator(
+    "group_norm_act(Tensor x, Tensor? weight, Tensor? bias, int num_groups, float eps, str activation, float slope)"
+    " -> Tensor",
+    cpu=_run_on_cpu,
+    cuda=_run_on_gpu,
+    fake=_make_fake,
+)

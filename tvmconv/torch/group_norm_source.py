@@ -24,8 +24,8 @@ VECTORS_IN_FLIGHT = 4  # that a thread loads before it computes
 COMBINED_CHANNELS, COMBINING_THREADS = 32, 32  # channels that `finish` adds up at a time, and threads for each
 
 # Activations of u; `slope` is an argument of the kernel.
-ACTIVATIONS = {
-    **{name: value for name, (value, _) in batch_norm_source.ACTIVATIONS.items()},
+ACTIVATION_CODE = {
+    **{name: value for name, (value, _) in batch_norm_source.ACTIVATION_CODE.items()},
     "leaky_relu": "(u > 0.0f ? u : slope * u)",
     "sigmoid": "1.0f / (1.0f + expf(-u))",
     "tanh": "tanhf(u)",
@@ -230,7 +230,7 @@ def make_source(
         "COMBINED_CHANNELS": COMBINED_CHANNELS,
         "COMBINING_THREADS": COMBINING_THREADS,
         "IS_LAST": int(is_channels_last),
-        "ACTIVATE": ACTIVATIONS[activation],
+        "ACTIVATE": ACTIVATION_CODE[activation],
         "Parameter": "float" if has_float_parameters else "Element",
         "widen_parameter": "" if has_float_parameters else "widen",
     }

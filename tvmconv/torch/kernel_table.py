@@ -1,7 +1,7 @@
 """The kernel table: which of tvmconv's kernels computes a product of a convolution in this process.
 
 A product is a forward pass, a dgrad or a wgrad. It has an entry if a kernel was measured to be faster than PyTorch's;
-PyTorch computes all other products. `tvmconv.torch.functional.tune` and `optimize(train=True)` fill the table.
+PyTorch computes all other products. `tvmconv.torch.tune` and `optimize(train=True)` fill the table.
 """
 
 from __future__ import annotations

@@ -8,7 +8,7 @@ import hashlib
 import os
 from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass
-from itertools import islice, takewhile
+from itertools import islice
 from pathlib import Path
 
 import torch
@@ -21,7 +21,7 @@ from tvmconv.errors import Error, ScheduleError
 from tvmconv.logs.candidates import PREDICTED, TUNED, Candidate, iterate_candidates
 from tvmconv.logs.log import Log
 from tvmconv.logs.packaged import packaged_logs
-from tvmconv.logs.ranking import DeviceMatch, RecordIndex, list_log_files
+from tvmconv.logs.ranking import RecordIndex, list_log_files
 from tvmconv.logs.record import Record
 from tvmconv.measure import kernel_cache
 from tvmconv.measure.builder import NO_TIME_MESSAGE, BuilderInput, build_all
@@ -126,7 +126,9 @@ class KernelProvider:
         workloads = {parse(text): count for text, count in counts.items()}
         with keep_workers_alive():
             record_index = self.read_record_index(deadline)
-            remaining = [each for each in sort_by_cost(workloads, self.device) if each.text not in self.available]
+            remaining = [
+                workload for workload in sort_by_cost(workloads, self.device) if workload.text not in self.available
+            ]
             self._build_candidates(remaining, record_index, deadline)
             if self._packs_in_each_call:
                 self._build_alternatives(remaining, record_index, deadline)
@@ -206,9 +208,8 @@ class KernelProvider:
         index = RecordIndex([self._log])
 
         def is_covered(workload: Workload) -> bool:
-            matches = (match for match, _ in index.iterate_by_device_match(workload, self.device))
-            records = sum(1 for _ in islice(takewhile(DeviceMatch.DEVICE.__eq__, matches), min_records))
-            return records == min_records and self._find_measured_record(workload, index) is not None
+            num_records = sum(1 for _ in islice(index.iterate_on_device(workload, self.device), min_records))
+            return num_records == min_records and self._find_measured_record(workload, index) is not None
 
         return [text for text in texts if not is_covered(parse(text))]
 
@@ -273,8 +274,8 @@ class KernelProvider:
         """Return the fastest configs of up to `MAX_ALTERNATIVES` further schedules that were measured on the device."""
         names = set(known_schedules)
         alternatives: list[Candidate] = []
-        for device_match, record in record_index.iterate_by_device_match(workload, self.device):
-            if device_match is not DeviceMatch.DEVICE or len(alternatives) == MAX_ALTERNATIVES:
+        for record in record_index.iterate_on_device(workload, self.device):
+            if len(alternatives) == MAX_ALTERNATIVES:
                 break
             if record.schedule in names:
                 continue
@@ -318,11 +319,8 @@ class KernelProvider:
 
     def _find_measured_record(self, workload: Workload, record_index: RecordIndex) -> Record | None:
         """Return the fastest record of a workload on this device; None if there is none, or only slow ones."""
-        device_match, record = next(record_index.iterate_by_device_match(workload, self.device), (None, None))
-        if record is None or device_match is not DeviceMatch.DEVICE:
-            return None
-        target = self.device.target
-        if target is not None:
+        record, target = next(record_index.iterate_on_device(workload, self.device), None), self.device.target
+        if record is not None and target is not None:
             max_seconds = MAX_ROOFLINE_RATIO * target.roofline_seconds(workload) + ROOFLINE_MARGIN_SECONDS
             return record if record.cost <= max_seconds else None
         return record

@@ -20,7 +20,8 @@ from tvmconv.torch.graph_constants import GraphConstant
 from tvmconv.torch.operator import conv as operator
 from tvmconv.torch.operator import register_weight_refresh
 from tvmconv.torch.rounding import compensate_truncation
-from tvmconv.torch.signature import ACTIVATIONS, SLOPE_OP, compute_strides, lay_out, parse_signature
+from tvmconv.torch.signature import ACTIVATIONS, SLOPE_OP, parse_signature
+from tvmconv.torch.tensor_layout import compute_strides, lay_out
 
 TensorStamp = tuple[weakref.ref[torch.Tensor], int, int]  # a tensor, its address, and its version counter
 InputKey = tuple[tuple[int, ...], torch.dtype, torch.device, bool]

@@ -23,7 +23,8 @@ from tvmconv.torch.eight_bit_rounding import round_to_8_bits
 from tvmconv.torch.kernels import AvailableKernel
 from tvmconv.torch.product_runner import KernelCalls
 from tvmconv.torch.rounding import compensate_truncation
-from tvmconv.torch.signature import QUANTIZATION_OPS, SLOPE_OP, ConvSignature, compute_strides, parse_signature
+from tvmconv.torch.signature import QUANTIZATION_OPS, SLOPE_OP, ConvSignature, parse_signature
+from tvmconv.torch.tensor_layout import compute_strides
 from tvmconv.workloads.conv_operator import ConvOperator
 from tvmconv.workloads.layout import CHANNELS_LAST
 

@@ -49,21 +49,21 @@ def minimize_cost(domains: Mapping[Hashable, Sequence[str]], tables: Sequence[Co
     eliminated: list[tuple[Hashable, tuple[Hashable, ...], dict[tuple[str, ...], str]]] = []
     neighbors = _find_neighbors(active)
     while remaining:
-        variable = min(remaining, key=lambda each: len(neighbors[each]))
+        variable = min(remaining, key=lambda candidate: len(neighbors[candidate]))
         if len(neighbors[variable]) > MAX_TABLE_VARIABLES:
-            variable = max(remaining, key=lambda each: len(neighbors[each]))
+            variable = max(remaining, key=lambda candidate: len(neighbors[candidate]))
             remaining[variable] = (_choose_uniform(domains, tables)[variable],)
         own = [table for table in active if variable in table.variables]
         scope, best_values, reduced = tuple(neighbors.pop(variable, ())), {}, {}
-        for each in scope:
-            del neighbors[each][variable]
+        for neighbor in scope:
+            del neighbors[neighbor][variable]
         if len(remaining[variable]) == 1:  # it is a constant, which connects no others
             (value,) = remaining[variable]
             active = [_fix(table, variable, value) if variable in table.variables else table for table in active]
             eliminated.append((variable, (), {(): value}))
             del remaining[variable]
             continue
-        for values in itertools.product(*(remaining[each] for each in scope)):
+        for values in itertools.product(*(remaining[neighbor] for neighbor in scope)):
             assignment = dict(zip(scope, values, strict=True))
             costs = [
                 sum(table.look_up({**assignment, variable: value}) for table in own) for value in remaining[variable]
@@ -71,13 +71,13 @@ def minimize_cost(domains: Mapping[Hashable, Sequence[str]], tables: Sequence[Co
             index = costs.index(min(costs))
             best_values[values], reduced[values] = remaining[variable][index], costs[index]
         active = [table for table in active if variable not in table.variables] + [CostTable(scope, reduced)]
-        for each in scope:
-            neighbors[each].update(dict.fromkeys(other for other in scope if other != each))
+        for neighbor in scope:
+            neighbors[neighbor].update(dict.fromkeys(other for other in scope if other != neighbor))
         eliminated.append((variable, scope, best_values))
         del remaining[variable]
     chosen: Assignment = {}
     for variable, scope, best_values in reversed(eliminated):
-        chosen[variable] = best_values[tuple(chosen[each] for each in scope)]
+        chosen[variable] = best_values[tuple(chosen[neighbor] for neighbor in scope)]
     return {variable: chosen[variable] for variable in domains}
 
 
@@ -91,7 +91,7 @@ def _find_neighbors(tables: Sequence[CostTable]) -> defaultdict[Hashable, dict[H
     neighbors: defaultdict[Hashable, dict[Hashable, None]] = defaultdict(dict)
     for table in tables:
         for variable in table.variables:
-            neighbors[variable].update(dict.fromkeys(each for each in table.variables if each != variable))
+            neighbors[variable].update(dict.fromkeys(neighbor for neighbor in table.variables if neighbor != variable))
     return neighbors
 
 

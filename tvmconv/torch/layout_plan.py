@@ -19,12 +19,12 @@ from torch.utils._pytree import tree_map_only
 
 from tvmconv.cost_model.conversions import estimate_conversion_seconds, estimate_copy_seconds
 from tvmconv.devices import Device
-from tvmconv.logs.ranking import DeviceMatch, RecordIndex
+from tvmconv.logs.ranking import RecordIndex
 from tvmconv.target import UNKNOWN_TARGET
 from tvmconv.torch.conv_site import ConvSite, TensorMetadata
 from tvmconv.torch.layout_choice import CostTable, minimize_cost
 from tvmconv.torch.layout_recorder import LayoutRecorder, NodeLayout
-from tvmconv.torch.signature import compute_strides, find_layout, lay_out
+from tvmconv.torch.tensor_layout import compute_strides, find_layout, lay_out
 from tvmconv.workloads import parse
 from tvmconv.workloads.conv_operator import ConvOperator
 from tvmconv.workloads.dtypes import FLOAT32
@@ -102,8 +102,8 @@ class LayoutCosts:
         """Return the fastest measurement of a workload on the device; None if there is none."""
         if self._record_index is None:
             return None
-        match, record = next(self._record_index.iterate_by_device_match(workload, self._device), (None, None))
-        return record.cost if record is not None and match is DeviceMatch.DEVICE else None
+        record = next(self._record_index.iterate_on_device(workload, self._device), None)
+        return None if record is None else record.cost
 
 
 @dataclass
@@ -226,12 +226,12 @@ class _GraphLayouts:
 
     def domains(self) -> dict[Hashable, Sequence[str]]:
         """Return the layouts that the result of each node may have, PyTorch's first."""
-        found: dict[Hashable, Sequence[str]] = {}
+        layouts: dict[Hashable, Sequence[str]] = {}
         for node in [*self._nodes, *self._sites]:
             own_layout = self.recorded_layout(node)
             is_free = node in self._sites or self._follows_inputs(node)
-            found[node] = sorted(UNIFORM_LAYOUTS, key=own_layout.__ne__) if is_free else (own_layout,)
-        return found
+            layouts[node] = sorted(UNIFORM_LAYOUTS, key=own_layout.__ne__) if is_free else (own_layout,)
+        return layouts
 
     def recorded_layout(self, node: Any) -> str:
         """Return the layout of a node in the run: that of its result, or else of its inputs."""

@@ -21,7 +21,7 @@ from tvmconv.torch.conv_source import bind_conv_arguments
 from tvmconv.torch.group_norm_layer import FusedNorm
 from tvmconv.torch.partition import are_equal
 from tvmconv.torch.shape_recorder import ShapeRecorder, find_storage
-from tvmconv.torch.signature import find_layout, lay_out
+from tvmconv.torch.tensor_layout import find_layout, lay_out
 from tvmconv.torch.torch_modules import CONVOLUTIONS, has_hooks, is_plain_instance
 from tvmconv.workloads.layout import CHANNELS_FIRST, CHANNELS_LAST
 

@@ -25,14 +25,13 @@ from tvmconv.compiler.executable import LaunchConfig
 from tvmconv.torch import norm_source
 from tvmconv.torch.conv_call import KERNEL_DTYPES
 from tvmconv.torch.conv_site import Metadata
-from tvmconv.torch.operator import NAMESPACE
-from tvmconv.torch.signature import compute_strides, lay_out
+from tvmconv.torch.operator_library import define_operator
 from tvmconv.torch.source_kernels import SourceKernels, count_vector_elements
+from tvmconv.torch.tensor_layout import allocate_like, lay_out
 from tvmconv.workloads.layout import CHANNELS_LAST
 
 THREADS = 256
 MAX_TAPS, MAX_VECTORS = 255, 1 << 31
-NAMES_OF_KERNELS = "max_pool", "max_pool_backward"
 NAMES = ("input", "kernel_size", "stride", "padding", "dilation", "ceil_mode", "return_indices")
 DEFAULTS = {"stride": None, "padding": 0, "dilation": 1, "ceil_mode": False, "return_indices": False}
 WINDOW = "int[] size, int[] stride, int[] padding"
@@ -92,15 +91,6 @@ max_pool_backward(const Element* dz, const Taps* taps, Element* dx, unsigned tot
 }
 """
 
-_library = torch.library.Library(NAMESPACE, "FRAGMENT")
-for _schema in (
-    f"max_pool(Tensor x, {WINDOW}) -> (Tensor, Tensor)",
-    f"max_pool_backward(Tensor dz, Tensor taps, SymInt[] shape, {WINDOW}) -> Tensor",
-):
-    _library.define(_schema, tags=(torch.Tag.needs_fixed_stride_order, torch.Tag.pt2_compliant_tag))
-max_pool = torch.ops.tvmconv.max_pool.default
-max_pool_backward = torch.ops.tvmconv.max_pool_backward.default
-
 
 def pool_in_graph(x: torch.Tensor, *window: list[int]) -> torch.Tensor:
     """Return the maxima of windows of a size, stride and padding by the operator."""
@@ -122,12 +112,12 @@ def replace_poolings(copies: Mapping[fx.Node, Any], metadata: Metadata) -> None:
             [*each] if isinstance(each, Sequence) else [each, each] for each in (values[name] for name in NAMES[1:5])
         )
         stride = size if stride in ([None, None], []) else stride
-        found = metadata.get(values["input"])
+        input_info = metadata.get(values["input"])
         if (
-            found is not None
-            and found.dtype in KERNEL_DTYPES
-            and found.layout == CHANNELS_LAST
-            and len(found.shape) == 4
+            input_info is not None
+            and input_info.dtype in KERNEL_DTYPES
+            and input_info.layout == CHANNELS_LAST
+            and len(input_info.shape) == 4
             and all(type(each) is int for each in (*size, *stride, *padding))
             and (dilation, values["ceil_mode"], values["return_indices"]) == ([1, 1], False, False)
             and size[0] * size[1] <= MAX_TAPS
@@ -142,17 +132,13 @@ def _count_windows(shape: Sequence[Any], size: Any, stride: Any, padding: Any) -
     return [*shape[:2], *((length + 2 * pad - taps) // step + 1 for length, taps, step, pad in sizes)]
 
 
-def _allocate(like: torch.Tensor, shape: Sequence[Any], dtype: torch.dtype) -> torch.Tensor:
-    return like.new_empty_strided([*shape], compute_strides(shape, CHANNELS_LAST), dtype=dtype)
-
-
 def _make_fake(x: torch.Tensor, *window: Any) -> tuple[torch.Tensor, torch.Tensor]:
     shape = _count_windows(x.shape, *window)
-    return _allocate(x, shape, x.dtype), _allocate(x, shape, torch.uint8)
+    return allocate_like(x, CHANNELS_LAST, shape), allocate_like(x, CHANNELS_LAST, shape, torch.uint8)
 
 
 def _make_fake_gradient(dz: torch.Tensor, taps: torch.Tensor, shape: Sequence[Any], *_: Any) -> torch.Tensor:
-    return _allocate(dz, shape, dz.dtype)
+    return allocate_like(dz, CHANNELS_LAST, shape)
 
 
 def _compute_places(taps: torch.Tensor, width: int, size: Any, stride: Any, padding: Any) -> torch.Tensor:
@@ -175,7 +161,7 @@ def _run_by_pytorch(x: torch.Tensor, *window: Any) -> tuple[torch.Tensor, torch.
 def _differentiate_by_pytorch(dz: torch.Tensor, taps: torch.Tensor, shape: Sequence[int], *window: Any) -> torch.Tensor:
     places = _compute_places(taps.long(), shape[3], *window).flatten(2)
     sums = torch.zeros([*shape], device=dz.device).flatten(2).scatter_add_(2, places, dz.float().flatten(2))
-    return _allocate(dz, shape, dz.dtype).copy_(sums.view([*shape]))
+    return allocate_like(dz, CHANNELS_LAST, shape).copy_(sums.view([*shape]))
 
 
 def _run_on_gpu(x: torch.Tensor, *window: Any) -> tuple[torch.Tensor, torch.Tensor]:
@@ -185,7 +171,7 @@ def _run_on_gpu(x: torch.Tensor, *window: Any) -> tuple[torch.Tensor, torch.Tens
 
 
 def _differentiate_on_gpu(dz: torch.Tensor, taps: torch.Tensor, shape: Sequence[int], *window: Any) -> torch.Tensor:
-    dz, dx = lay_out(dz, CHANNELS_LAST), _allocate(dz, shape, dz.dtype)
+    dz, dx = lay_out(dz, CHANNELS_LAST), allocate_like(dz, CHANNELS_LAST, shape)
     _launch("max_pool_backward", [dz, taps, dx], dx, dx, window, dz)
     return dx
 
@@ -228,11 +214,17 @@ def _differentiate(ctx: Any, dz: torch.Tensor, _: Any) -> tuple[Any, ...]:
     return max_pool_backward(dz, *ctx.saved_tensors, ctx.shape, *ctx.window), None, None, None
 
 
-for _name, _on_cpu, _on_gpu, _fake in (
-    ("max_pool", _run_by_pytorch, _run_on_gpu, _make_fake),
-    ("max_pool_backward", _differentiate_by_pytorch, _differentiate_on_gpu, _make_fake_gradient),
-):
-    _library.impl(_name, _on_cpu, "CPU")
-    _library.impl(_name, _on_gpu, "CUDA")
-    torch.library.register_fake(f"{NAMESPACE}::{_name}", _fake, lib=_library)
-torch.library.register_autograd(f"{NAMESPACE}::max_pool", _differentiate, setup_context=_set_up, lib=_library)
+max_pool = define_operator(
+    f"max_pool(Tensor x, {WINDOW}) -> (Tensor, Tensor)",
+    cpu=_run_by_pytorch,
+    cuda=_run_on_gpu,
+    fake=_make_fake,
+    backward=_differentiate,
+    setup_context=_set_up,
+)
+max_pool_backward = define_operator(
+    f"max_pool_backward(Tensor dz, Tensor taps, SymInt[] shape, {WINDOW}) -> Tensor",
+    cpu=_differentiate_by_pytorch,
+    cuda=_differentiate_on_gpu,
+    fake=_make_fake_gradient,
+)

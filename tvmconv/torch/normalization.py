@@ -16,8 +16,9 @@ from torch import nn
 from torch.nn import functional
 
 from tvmconv.torch import normalization_kernel
-from tvmconv.torch.conv_call import ConvCall, compute_output_strides
+from tvmconv.torch.conv_call import ConvCall
 from tvmconv.torch.kernel_table import table
+from tvmconv.torch.tensor_layout import compute_strides
 
 EPS = 1e-5  # of the timed normalizations
 STATS_ATTRIBUTE, SOURCE_ATTRIBUTE = "_tvmconv_stats", "_tvmconv_source"  # of outputs of convolutions
@@ -80,7 +81,12 @@ class BatchNormFunction(torch.autograd.Function):
         gradients = torch.ops.aten.native_batch_norm_backward(
             dy, x, weight, None, None, mean, reciprocal, True, ctx.eps, mask
         )
-        return *(each if needed else None for each, needed in zip(gradients, mask, strict=True)), None, None, None
+        return (
+            *(gradient if needed else None for gradient, needed in zip(gradients, mask, strict=True)),
+            None,
+            None,
+            None,
+        )
 
 
 def normalize(layer: Any, x: torch.Tensor) -> torch.Tensor | None:
@@ -95,8 +101,8 @@ def normalize(layer: Any, x: torch.Tensor) -> torch.Tensor | None:
     else:
         if table.recorded is not None:
             _record_source(layer, x)
-        found = find_stats(x)
-        stats = found and found.values
+        attached = find_stats(x)
+        stats = attached and attached.values
     count = math.prod(x.shape) // x.shape[1] if x.dim() > 1 else 0
     if stats is None or count < 2 or stats.shape[1] != layer.num_features:
         return None
@@ -157,7 +163,8 @@ def finish_stats(
     """
     correction = count / (count - 1)
     is_plain = running is None or all(
-        each.dtype is torch.float32 and each.is_contiguous() and each.device == stats.device for each in running
+        statistic.dtype is torch.float32 and statistic.is_contiguous() and statistic.device == stats.device
+        for statistic in running
     )
     if stats.is_cuda and is_plain and not torch.compiler.is_dynamo_compiling():
         return normalization_kernel.finish_stats(stats, running, eps, factor, correction)
@@ -224,7 +231,7 @@ class NormalizationExample:
     def for_output(cls, call: ConvCall) -> NormalizationExample:
         """Return the normalization of a convolution's output."""
         shape, options = call.output_shape, {"device": call.device}
-        stride = compute_output_strides(shape, call.channels_last)
+        stride = compute_strides(shape, call.layout)
         dy = torch.empty_strided(shape, stride, dtype=call.dtype, **options).normal_()
         weight, bias, mean, variance = torch.rand(4, shape[1], **options).unbind()
         return cls(dy, weight.requires_grad_(), bias.requires_grad_(), (mean, variance))
@@ -248,5 +255,5 @@ def compute_stats_error(stats: torch.Tensor, y: torch.Tensor) -> float:
     """
     variance, mean = torch.var_mean(y.detach().double(), [0, *range(2, y.dim())], correction=0)
     expected = torch.stack([mean, variance.sqrt()])
-    found = torch.stack([stats[0].detach().double(), stats[1].detach().double().sqrt()])
-    return float((found - expected).norm() / expected.norm().clamp_min(torch.finfo(torch.float32).tiny))
+    computed = torch.stack([stats[0].detach().double(), stats[1].detach().double().sqrt()])
+    return float((computed - expected).norm() / expected.norm().clamp_min(torch.finfo(torch.float32).tiny))

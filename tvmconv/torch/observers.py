@@ -57,17 +57,6 @@ class AbsoluteHistogram:
         counts = torch.histc(values, NUM_BINS, 0.0, self._range)
         self._counts += counts.to("cpu", torch.float64)
 
-    def merge(self, other: AbsoluteHistogram) -> AbsoluteHistogram:
-        """Return the histogram of the values of both."""
-        result = AbsoluteHistogram()
-        result.largest, result._range = max(self.largest, other.largest), max(self._range, other._range)
-        result.has_negative = self.has_negative or other.has_negative
-        for each in (self, other):
-            bins = ((each.centers / result._range) * NUM_BINS).long().clamp(max=NUM_BINS - 1) if each._range else None
-            if bins is not None:
-                result._counts.index_add_(0, bins, each._counts)
-        return result
-
     @property
     def centers(self) -> torch.Tensor:
         """Centers of the bins."""

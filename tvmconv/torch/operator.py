@@ -1,7 +1,6 @@
 """The operator `tvmconv::conv`: a convolution with its epilogue, computed by an installed kernel of a given name.
 
-It is defined through `torch.library.Library` instead of a decorator, because its call overhead matters for kernels of
-microseconds. It launches on PyTorch's current stream, allocates all memory from PyTorch, and keeps no tensor.
+It launches on PyTorch's current stream, allocates all memory from PyTorch, and keeps no tensor.
 """
 
 from __future__ import annotations
@@ -13,11 +12,8 @@ from typing import Any
 import torch
 
 from tvmconv.errors import Error
+from tvmconv.torch.operator_library import define_operator
 from tvmconv.torch.signature import ConvSignature, parse_signature
-
-NAMESPACE = "tvmconv"
-# The argument `workload` is the name of a kernel: the workload's text and a digest.
-SCHEMA = "conv(Tensor x, Tensor weight, Tensor? bias, Tensor? add, str workload, Tensor? slope=None) -> Tensor"
 
 # Function from x, weight, bias and residual, in the signature's layouts, to the output. Launchers of kernels with the
 # operation `prelu` take its slopes as a fifth argument.
@@ -34,8 +30,6 @@ class _TrackedWeight:
 
 _launchers: dict[tuple[str, torch.device], tuple[Launcher, ConvSignature]] = {}
 _tracked_weights: dict[int, _TrackedWeight] = {}  # by address of the weight
-_library = torch.library.Library(NAMESPACE, "FRAGMENT")
-_library.define(SCHEMA, tags=(torch.Tag.needs_fixed_stride_order, torch.Tag.pt2_compliant_tag))
 
 
 def install_kernel(name: str, device: torch.device, launcher_function: Launcher) -> None:
@@ -160,8 +154,9 @@ def _make_fake_output(
     return parse_signature(workload).allocate_output(x.device)
 
 
-_library.impl("conv", _run_conv, "CPU")
-_library.impl("conv", _run_conv, "CUDA")
-torch.library.register_fake(f"{NAMESPACE}::conv", _make_fake_output, lib=_library)
-
-conv = torch.ops.tvmconv.conv.default
+# The argument `workload` is the name of a kernel: the workload's text and a digest.
+conv = define_operator(
+    "conv(Tensor x, Tensor weight, Tensor? bias, Tensor? add, str workload, Tensor? slope=None) -> Tensor",
+    cpu=_run_conv,
+    fake=_make_fake_output,
+)

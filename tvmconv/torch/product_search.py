@@ -27,6 +27,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import count, islice
 from multiprocessing.connection import wait
+from operator import attrgetter
 
 import torch
 
@@ -110,11 +111,11 @@ class SearchedProduct:
 
     def add_candidates(self, configs: Sequence[ListedConfig]) -> None:
         """Add the configs that are new."""
-        for each in configs:
-            self.first_config = self.first_config or each
-            if each.key not in self.tried:
-                self.tried.add(each.key)
-                self.candidates.append(each)
+        for config in configs:
+            self.first_config = self.first_config or config
+            if config.key not in self.tried:
+                self.tried.add(config.key)
+                self.candidates.append(config)
 
     def add_kernel(self, kernel: SearchedKernel) -> None:
         """Add a timed kernel, and keep the fastest ones."""
@@ -122,14 +123,14 @@ class SearchedProduct:
             self.num_since_best += 1
         else:
             self.num_since_best = 0
-        self.kernels = sorted([*self.kernels, kernel], key=lambda each: each.seconds)[:NUM_KEPT_KERNELS]
+        self.kernels = sorted([*self.kernels, kernel], key=attrgetter("seconds"))[:NUM_KEPT_KERNELS]
 
     def find_unexpanded(self) -> ListedConfig | None:
         """Return the fastest config whose neighbours were not listed; the first one as long as none has succeeded."""
-        configs = [each.config for each in self.kernels]
+        configs = [kernel.config for kernel in self.kernels]
         if not configs and not self.num_in_flight and self.first_config is not None:
             configs = [self.first_config]
-        return next((each for each in configs if each.key not in self.expanded), None)
+        return next((config for config in configs if config.key not in self.expanded), None)
 
     @property
     def can_advance(self) -> bool:
@@ -147,7 +148,7 @@ class SearchedProduct:
         num_trials, num_calls = self.num_trials + self.num_in_flight, self.task.num_calls
         if self.kernels:  # before that, a recorded config has to be built again
             num_trials += self.num_recorded_trials
-        times = [each.seconds for each in self.kernels]
+        times = [kernel.seconds for kernel in self.kernels]
         times += [self.task.pytorch_seconds] if self.task.pytorch_seconds is not None else []
         seconds = min(times, default=UNKNOWN_RATIO * self.bound_seconds)
         # Whether a kernel in flight may end the first trials of the product.
@@ -265,7 +266,11 @@ class ProductSearch:
         workloads = [product.workload for product in self.products]
         operators = {workload.operator for workload in workloads}
         # Whether each schedule computes each workload is known to the processes that list configs.
-        by_key = {f"{each.operator} {each.name}": each for each in registry.schedules() if each.operator in operators}
+        by_key = {
+            f"{schedule.operator} {schedule.name}": schedule
+            for schedule in registry.schedules()
+            if schedule.operator in operators
+        }
         return BuilderSetup(workloads[0], by_key, self._device, BUILD_MEMORY_BYTES)
 
     def _find_next(self) -> SearchedProduct | None:
@@ -437,7 +442,7 @@ def _make_key(workload: Workload, schedule_name: str) -> str:
 
 def list_kept_kernels(product: SearchedProduct) -> list[SearchedKernel]:
     """Return the kernels of a product to compare with PyTorch, the fastest first."""
-    return [each for each in product.kernels if each.seconds <= CLOSE_RATIO * product.kernels[0].seconds]
+    return [kernel for kernel in product.kernels if kernel.seconds <= CLOSE_RATIO * product.kernels[0].seconds]
 
 
 def describe_failure(product: SearchedProduct) -> str:

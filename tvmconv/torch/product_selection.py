@@ -6,7 +6,6 @@ take most of PyTorch's time are searched and compared first.
 
 from __future__ import annotations
 
-import functools
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
@@ -15,7 +14,7 @@ import torch
 
 from tvmconv.arithmetic import ceil_div
 from tvmconv.deadline import Deadline
-from tvmconv.errors import Error
+from tvmconv.errors import Error, get_first_line
 from tvmconv.measure.workers.pool import keep_workers_alive, resolve_num_workers
 from tvmconv.target import UNKNOWN_TARGET
 from tvmconv.torch.batch_norm_operators import batch_norm_stats
@@ -160,12 +159,14 @@ class ProductSelector:
                 return
             operands = task.make_operands()
             try:
-                task.pytorch_seconds = self._timing_cache.get_seconds(
-                    f"PyTorch: {task.name}", functools.partial(task.run_by_pytorch, operands)
-                )
+                task.pytorch_seconds = self._time_pytorch(task, operands)
             except RuntimeError as error:  # for example, no memory
-                task.reason = str(error).splitlines()[0]
+                task.reason = get_first_line(error)
             yield
+
+    def _time_pytorch(self, task: ProductTask, operands: Operands) -> float:
+        """Return the seconds of a product by PyTorch."""
+        return self._timing_cache.get_seconds(f"PyTorch: {task.name}", lambda: task.run_by_pytorch(operands))
 
     def _estimate_seconds(self, task: ProductTask) -> float:
         target = self._provider.device.target or UNKNOWN_TARGET
@@ -210,11 +211,9 @@ class ProductSelector:
         operands = task.make_operands()
         try:
             expected = task.run_by_pytorch(operands)
-            task.pytorch_seconds = self._timing_cache.get_seconds(
-                f"PyTorch: {task.name}", functools.partial(task.run_by_pytorch, operands)
-            )
+            task.pytorch_seconds = self._time_pytorch(task, operands)
         except RuntimeError as error:  # for example, no memory
-            task.reason = str(error).splitlines()[0]
+            task.reason = get_first_line(error)
             return
         for number, kernel in enumerate(kernels):
             if self._deadline and (self._deadline.cut_off.has_passed or (number and self._deadline.has_passed)):
@@ -239,7 +238,7 @@ class ProductSelector:
             entry = make_entry(kernel)
             _, problem = check_kernel(task, entry, operands, expected)
         except (Error, RuntimeError) as failure:
-            problem = str(failure).splitlines()[0]
+            problem = get_first_line(failure)
         if problem:
             task.reason = task.reason or problem
             return
@@ -285,7 +284,7 @@ class ProductSelector:
             task.pytorch_seconds = self._timing_cache.get_seconds(name + suffix, run_by_pytorch)
             task.tvmconv_seconds = self._timing_cache.get_seconds(entry.name + suffix, run_with_statistics)
         except RuntimeError as error:  # for example, no memory
-            task.entry, task.reason = None, str(error).splitlines()[0]
+            task.entry, task.reason = None, get_first_line(error)
 
     def _compare(self, task: ProductTask, kernel: AvailableKernel, entry: TableEntry, operands: Operands) -> float:
         """Return the seconds of a kernel; if they are close to PyTorch's, both are measured again, in turns."""

@@ -20,7 +20,6 @@ from tvmconv.torch.conv_call import (
     FORWARD_STATS,
     WGRAD,
     ConvCall,
-    compute_output_strides,
     make_workload,
 )
 from tvmconv.torch.conv_operators import (
@@ -35,6 +34,7 @@ from tvmconv.torch.normalization import compute_stats_error
 from tvmconv.torch.product_runner import KernelCalls
 from tvmconv.torch.rounding import MEAN_TRUNCATION_LOSS
 from tvmconv.torch.signature import ConvSignature, parse_signature
+from tvmconv.torch.tensor_layout import compute_strides
 from tvmconv.workloads import dtypes
 from tvmconv.workloads.conv_operator import ConvOperator
 
@@ -84,7 +84,7 @@ class ProductTask:
     def make_operands(self) -> Operands:
         """Return random operands in the order of PyTorch's operator."""
         call = self.call
-        y_stride = compute_output_strides(call.output_shape, call.channels_last)
+        y_stride = compute_strides(call.output_shape, call.layout)
         x = (call.x_shape, self.example.x_stride)
         weight = (call.weight_shape, self.example.weight_stride)
         dy = (call.output_shape, y_stride)
@@ -133,7 +133,7 @@ class ProductTask:
 
 def _make_random(shape: Sequence[int], stride: Sequence[int], call: ConvCall) -> torch.Tensor:
     if any(step == 0 and size > 1 for step, size in zip(stride, shape, strict=True)):  # an expanded tensor
-        stride = compute_output_strides(shape, call.channels_last)
+        stride = compute_strides(shape, call.layout)
     return torch.empty_strided(tuple(shape), tuple(stride), dtype=call.dtype, device=call.device).normal_()
 
 

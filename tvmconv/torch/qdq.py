@@ -1,4 +1,4 @@
-"""Models with pairs of operators that quantize and dequantize, as PyTorch's quantization in graphs exports them.
+"""Models with Q/DQ pairs, the operators that quantize and dequantize a tensor, as PyTorch's PT2E quantization exports.
 
 A convolution of such a model reads dequantized tensors: an activation with one scale, and a weight of integers with one
 scale or one per output channel. The pairs stay in the graph. A convolution becomes a module with the floats of its

@@ -1,4 +1,4 @@
-"""The quantization of a model by its own pairs of operators that quantize and dequantize.
+"""The quantization of a model by its own Q/DQ pairs, the operators that quantize and dequantize a tensor.
 
 A convolution that reads a dequantized tensor, with a weight of integers, gets operands of 8 bits. If its output is read
 by operators alone that quantize it to one format, its kernel stores 8 bits; a residual has to be a dequantized tensor,
@@ -100,7 +100,7 @@ class QdqQuantizer(GraphQuantizer):
         for each in reversed([*graph.nodes]):
             if not each.users and (read_format(each, QUANTIZE) or read_format(each, DEQUANTIZE)):
                 graph.erase_node(each)
-        return QuantizedGraph(graph, layers, set())
+        return QuantizedGraph(graph, layers)
 
 
 def _widen_for_readers(

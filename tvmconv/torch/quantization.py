@@ -42,13 +42,11 @@ class QuantizedSite:
         site: The same convolution in 16 or 32 bits.
         module: The module that computes it.
         workload_text: Text of its workload.
-        is_rounded: Whether an operator of its own rounds its input.
     """
 
     site: ConvSite
     module: QuantizedConv
     workload_text: str
-    is_rounded: bool
 
 
 class GraphQuantizer(ABC):
@@ -132,7 +130,7 @@ class GraphQuantizer(ABC):
 
     def _make_site(self, source: TunedConv, node: fx.Node, result: QuantizedGraph) -> QuantizedSite:
         site, layer = self._sites[id(source)], result.layers[node]
-        return QuantizedSite(site, layer, make_quantized_text(site, layer, self.dtype), node in result.rounded)
+        return QuantizedSite(site, layer, make_quantized_text(site, layer, self.dtype))
 
     def restore(self) -> None:
         """Have the model run the convolutions in its own precision."""

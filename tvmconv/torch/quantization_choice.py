@@ -84,8 +84,8 @@ def choose_quantized(
         is_better = False
         for group in _list_groups(convs, chosen):
             rest = [node for node in chosen if node not in group]
-            if len(rest) < len(chosen) and (found := estimate_seconds(convs, candidates, rest, costs)) < seconds:
-                chosen, seconds, is_better = rest, found, True
+            if len(rest) < len(chosen) and (rest_seconds := estimate_seconds(convs, candidates, rest, costs)) < seconds:
+                chosen, seconds, is_better = rest, rest_seconds, True
             if not has_time():
                 break
     return set(chosen)

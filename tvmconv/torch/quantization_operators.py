@@ -9,21 +9,12 @@ import torch
 
 from tvmconv.errors import Error
 from tvmconv.torch.eight_bit_rounding import round_to_8_bits
-from tvmconv.torch.operator import NAMESPACE, check_tensors, find_kernel, refresh_weight
+from tvmconv.torch.operator import check_tensors, find_kernel, refresh_weight
+from tvmconv.torch.operator_library import define_operator
 from tvmconv.torch.quantize_kernel import can_quantize_gated, launch_quantize, launch_quantize_gated
-from tvmconv.torch.signature import QUANTIZATION_OPS, compute_strides, lay_out, parse_signature
+from tvmconv.torch.signature import QUANTIZATION_OPS, parse_signature
+from tvmconv.torch.tensor_layout import allocate_like, lay_out
 from tvmconv.workloads.layout import CHANNELS_LAST
-
-SCHEMAS = (
-    "quantize(Tensor x, Tensor factor, ScalarType dtype, int zero_point=0) -> Tensor",
-    "quantize_gated(Tensor x, Tensor gate, Tensor factor, ScalarType dtype, int zero_point=0) -> Tensor",
-    "quantized_conv(Tensor x, Tensor weight, Tensor? bias, Tensor? add, Tensor? scale, Tensor? tensor_scale,"
-    " Tensor? quantize, Tensor? slope, str workload, Tensor? zero_point=None) -> Tensor",
-)
-
-_library = torch.library.Library(NAMESPACE, "FRAGMENT")
-for _schema in SCHEMAS:
-    _library.define(_schema, tags=(torch.Tag.needs_fixed_stride_order, torch.Tag.pt2_compliant_tag))
 
 
 def _quantize_on_cpu(x: torch.Tensor, factor: torch.Tensor, dtype: torch.dtype, zero_point: int = 0) -> torch.Tensor:
@@ -32,7 +23,7 @@ def _quantize_on_cpu(x: torch.Tensor, factor: torch.Tensor, dtype: torch.dtype, 
 
 def _quantize_on_gpu(x: torch.Tensor, factor: torch.Tensor, dtype: torch.dtype, zero_point: int = 0) -> torch.Tensor:
     x = lay_out(x, CHANNELS_LAST)
-    y = torch.empty_strided(x.shape, compute_strides(x.shape, CHANNELS_LAST), dtype=dtype, device=x.device)
+    y = allocate_like(x, CHANNELS_LAST, dtype=dtype)
     launch_quantize(x, factor, y, zero_point)
     return y
 
@@ -49,7 +40,7 @@ def _quantize_gated_on_gpu(
     x = lay_out(x, CHANNELS_LAST)
     if not can_quantize_gated(x, gate):
         return _quantize_on_gpu(x * gate, factor, dtype, zero_point)
-    y = torch.empty_strided(x.shape, compute_strides(x.shape, CHANNELS_LAST), dtype=dtype, device=x.device)
+    y = allocate_like(x, CHANNELS_LAST, dtype=dtype)
     launch_quantize_gated(x, gate.reshape(gate.shape[:2]).contiguous(), factor, y, zero_point)
     return y
 
@@ -63,7 +54,7 @@ def _make_fake_quantized_gated(
 def _make_fake_quantized(
     x: torch.Tensor, factor: torch.Tensor, dtype: torch.dtype, zero_point: int = 0
 ) -> torch.Tensor:
-    return x.new_empty_strided(x.shape, compute_strides(x.shape, CHANNELS_LAST), dtype=dtype)
+    return allocate_like(x, CHANNELS_LAST, dtype=dtype)
 
 
 def _run_quantized_conv(
@@ -81,17 +72,18 @@ def _run_quantized_conv(
     launcher_function, signature = find_kernel(workload, x.device)
     check_tensors(signature, x, weight, bias, add)
     arguments = dict(zip(QUANTIZATION_OPS, (scale, tensor_scale, quantize, zero_point), strict=True))
-    given = {name: tensor for name, tensor in arguments.items() if tensor is not None}
-    if tuple(given) != signature.quantization_ops or (slope is None) == signature.takes_slope:
-        raise Error(f"{signature.workload.text}: expected the arguments of its epilogue, not {', '.join(given) or '-'}")
-    for name, tensor in (*given.items(), *([("slope", slope)] if slope is not None else [])):
+    quantization = {name: tensor for name, tensor in arguments.items() if tensor is not None}
+    if tuple(quantization) != signature.quantization_ops or (slope is None) == signature.takes_slope:
+        names = ", ".join(quantization) or "-"
+        raise Error(f"{signature.workload.text}: expected the arguments of its epilogue, not {names}")
+    for name, tensor in (*quantization.items(), *([("slope", slope)] if slope is not None else [])):
         count = signature.workload.O if name in ("scale", "slope") else 1
         if tensor.numel() != count or tensor.dtype != torch.float32 or tensor.device != x.device:
             raise Error(f"{signature.workload.text}: {name}: expected {count} numbers in float32 on {x.device}")
     refresh_weight(weight)
     residual = None if add is None else signature.to_output_layout(add)
     operands = (signature.to_input_layout(x), signature.to_input_layout(weight), bias, residual, slope)
-    return launcher_function(*operands, quantization=given)
+    return launcher_function(*operands, quantization=quantization)
 
 
 def _make_fake_output(
@@ -109,16 +101,21 @@ def _make_fake_output(
     return parse_signature(workload).allocate_output(x.device)
 
 
-_library.impl("quantize", _quantize_on_cpu, "CPU")
-_library.impl("quantize", _quantize_on_gpu, "CUDA")
-_library.impl("quantize_gated", _quantize_gated_on_cpu, "CPU")
-_library.impl("quantize_gated", _quantize_gated_on_gpu, "CUDA")
-_library.impl("quantized_conv", _run_quantized_conv, "CPU")
-_library.impl("quantized_conv", _run_quantized_conv, "CUDA")
-torch.library.register_fake(f"{NAMESPACE}::quantize", _make_fake_quantized, lib=_library)
-torch.library.register_fake(f"{NAMESPACE}::quantize_gated", _make_fake_quantized_gated, lib=_library)
-torch.library.register_fake(f"{NAMESPACE}::quantized_conv", _make_fake_output, lib=_library)
-
-quantize = torch.ops.tvmconv.quantize.default
-quantize_gated = torch.ops.tvmconv.quantize_gated.default
-quantized_conv = torch.ops.tvmconv.quantized_conv.default
+quantize = define_operator(
+    "quantize(Tensor x, Tensor factor, ScalarType dtype, int zero_point=0) -> Tensor",
+    cpu=_quantize_on_cpu,
+    cuda=_quantize_on_gpu,
+    fake=_make_fake_quantized,
+)
+quantize_gated = define_operator(
+    "quantize_gated(Tensor x, Tensor gate, Tensor factor, ScalarType dtype, int zero_point=0) -> Tensor",
+    cpu=_quantize_gated_on_cpu,
+    cuda=_quantize_gated_on_gpu,
+    fake=_make_fake_quantized_gated,
+)
+quantized_conv = define_operator(
+    "quantized_conv(Tensor x, Tensor weight, Tensor? bias, Tensor? add, Tensor? scale, Tensor? tensor_scale,"
+    " Tensor? quantize, Tensor? slope, str workload, Tensor? zero_point=None) -> Tensor",
+    cpu=_run_quantized_conv,
+    fake=_make_fake_output,
+)

@@ -1,4 +1,4 @@
-"""What a user chooses about the quantization of a model."""
+"""The options of a quantization: the 8-bit dtype, the inputs for calibration, the observer, and the error limit."""
 
 from __future__ import annotations
 
@@ -51,8 +51,8 @@ def make_quantization_options(
     if not max_error > 0:
         raise ModelError(f"max_layer_error={max_error!r}: expected a positive number")
     if isinstance(calibrate, torch.Tensor) or calibrate is None:
-        found = "a tensor" if calibrate is not None else "None"
-        raise ModelError(f"calibrate: expected a list of inputs of the model for dtype={dtype!r}, not {found}")
+        description = "a tensor" if calibrate is not None else "None"
+        raise ModelError(f"calibrate: expected a list of inputs of the model for dtype={dtype!r}, not {description}")
     batches = [batch if isinstance(batch, tuple) else (batch,) for batch in calibrate]
     if not batches:
         raise ModelError("calibrate: expected at least one input of the model")

@@ -9,7 +9,6 @@ also computes a product that nothing else reads, such as that of an activation a
 from __future__ import annotations
 
 import copy
-import operator
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
@@ -19,13 +18,11 @@ from torch import fx
 
 from tvmconv.torch.activation_match import list_value_readers
 from tvmconv.torch.calibration import ConvNodes
-from tvmconv.torch.fusion_steps import is_in_place_write
+from tvmconv.torch.fusion_steps import is_in_place_write, is_product
 from tvmconv.torch.layer import TunedConv
 from tvmconv.torch.quantized_epilogue import ADD, can_fold_zero_point, plan_epilogue
 from tvmconv.torch.quantized_layer import Dequantize, Quantize, QuantizedConv, ZeroPoints
 from tvmconv.torch.site_workload import resolve_padding
-
-PRODUCTS = (operator.mul, torch.mul, torch.multiply)  # functions of two factors
 
 
 def find_residual(node: fx.Node) -> fx.Node | None:
@@ -105,11 +102,9 @@ def can_have_zero_point(convs: ConvNodes, tensor: fx.Node) -> bool:
 
 def list_factors(tensor: fx.Node) -> list[fx.Node]:
     """Return the two factors of a tensor that is a product, and that one node reads; none for others."""
-    is_function = tensor.op == "call_function" and tensor.target in PRODUCTS
-    is_product = is_function or (tensor.op == "call_method" and tensor.target == "mul")
-    factors = [each for each in tensor.args if isinstance(each, fx.Node)]
+    factors = [factor for factor in tensor.args if isinstance(factor, fx.Node)]
     is_read_once = [reader.args.count(tensor) for reader in tensor.users] == [1]
-    return factors if is_product and is_read_once and len(factors) == 2 and not tensor.kwargs else []
+    return factors if is_product(tensor) and is_read_once and len(factors) == 2 else []
 
 
 @dataclass(frozen=True)
@@ -119,12 +114,10 @@ class QuantizedGraph:
     Attributes:
         graph: The nodes.
         layers: Quantized convolutions by their node in the former graph.
-        rounded: Those of them with an input that an operator of its own rounds.
     """
 
     graph: fx.Graph
     layers: dict[fx.Node, QuantizedConv]
-    rounded: set[fx.Node]
 
 
 def quantize_graph(
@@ -152,7 +145,6 @@ def quantize_graph(
     stored = find_stored(convs, quantized)
     builder = _GraphBuilder(module, graph, _has_in_place_writes(module))
     layers: dict[fx.Node, QuantizedConv] = {}
-    rounded: set[fx.Node] = set()
     for node in (each for each in former.nodes if each in quantized):
         source, residual = convs[node], find_residual(node)
         is_stored = node in stored
@@ -176,14 +168,13 @@ def quantize_graph(
         new_node = copies[node]
         for index, read in enumerate(list_read_in_8_bits(node, stored)):
             if read not in stored:
-                rounded.add(node)
                 grid = scales[read], zero_points.get(read, 0)
                 new_node.update_arg(index, builder.round(read, copies[read], new_node, grid, source, dtype))
         if not is_stored and residual in stored:
             grid = scales[residual], zero_points.get(residual, 0)
             new_node.update_arg(1, builder.widen(copies[residual], new_node, grid, layer))
         new_node.target = builder.add_module(f"quantized_{node.name}", layer)
-    return QuantizedGraph(graph, layers, rounded)
+    return QuantizedGraph(graph, layers)
 
 
 class _GraphBuilder:

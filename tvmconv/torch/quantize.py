@@ -8,22 +8,19 @@ from dataclasses import replace
 from typing import Any
 
 import torch
-from torch.utils._pytree import tree_leaves
 
 from tvmconv.deadline import Deadline
-from tvmconv.errors import ModelError, translate_to_model_error
+from tvmconv.errors import ModelError
 from tvmconv.measure.workers.pool import keep_workers_alive
-from tvmconv.torch.accuracy import compute_relative_error
 from tvmconv.torch.calibration import run_recorders
 from tvmconv.torch.conv_site import ConvSite
-from tvmconv.torch.conv_source import copy_model
 from tvmconv.torch.device_match import find_common_device
 from tvmconv.torch.fusion import match_convolutions
 from tvmconv.torch.kernels import KernelProvider
 from tvmconv.torch.layer_search import find_layer_kernels
 from tvmconv.torch.model import Optimized, list_shapes
 from tvmconv.torch.observers import ObserverName
-from tvmconv.torch.partition import GraphPartition, clone_tensors, partition_model, record_calls
+from tvmconv.torch.partition import GraphPartition, clone_tensors
 from tvmconv.torch.quantization import GraphQuantizer, ModelQuantizer, QuantizedSite
 from tvmconv.torch.quantization_options import DEFAULT_MAX_ERROR, make_quantization_options
 from tvmconv.torch.quantized_selection import QuantizedSelection, QuantizedSelector, make_sharing_key
@@ -31,6 +28,7 @@ from tvmconv.torch.report import PYTORCH_NAME, LayerReport, Report
 from tvmconv.torch.selection import ChooseMode, KernelSelector
 from tvmconv.torch.shape_recorder import ShapeRecorder
 from tvmconv.torch.timing import TimingCache
+from tvmconv.torch.traced_model import find_largest_difference, run_model, trace_model
 
 # Parts of the remaining time: for known and predicted kernels in the model's precision of layers to quantize, then for
 # the search, and then for builds of its configs with other outputs.
@@ -79,20 +77,15 @@ def quantize(
     arguments = example if isinstance(example, tuple) else (example,)
     torch_device = find_common_device(model, arguments)
     with torch.inference_mode(False), torch.no_grad():
-        with translate_to_model_error("the model cannot be copied"):
-            model_copy = copy_model(model).eval().requires_grad_(False)
-        with translate_to_model_error("the model does not run on the example"), record_calls(model_copy) as calls:
-            expected = tree_leaves(model_copy(*clone_tensors(arguments)))
-        quantized, partitions = partition_model(model_copy, calls, arguments)
-        quantized.set_example(clone_tensors(arguments), torch_device)
+        traced = trace_model(model, arguments, torch_device)
+        quantized, partitions = traced.model, traced.partitions
         sites = match_convolutions(quantized, partitions, clone_tensors(arguments))
         quantizer = ModelQuantizer(quantized, partitions, sites, options)
         layers = quantizer.apply()
         set_quantized(quantized, partitions, layers)
-        outputs = tree_leaves(quantized(*clone_tensors(arguments)))
+        outputs = run_model(quantized, arguments)
     lines = [LayerReport(site.path, site.workload_text, PYTORCH_NAME, site.reason) for site in sites]
-    pairs = [(each, wanted) for each, wanted in zip(outputs, expected, strict=False) if isinstance(each, torch.Tensor)]
-    difference = max((compute_relative_error(each, wanted) for each, wanted in pairs), default=None)
+    difference = find_largest_difference(outputs, traced.expected)
     report = Report(tuple(lines), difference=difference, notes=(quantizer.describe(len(layers), len(sites)),))
     quantized.set_report(annotate_report(report, sites, quantizer, [(layer, None) for layer in layers]))
     return quantized

@@ -16,8 +16,9 @@ from tvmconv.torch.layer import InputKey, TensorStamp, TunedConv, are_current, s
 from tvmconv.torch.operator import register_weight_refresh
 from tvmconv.torch.quantization_operators import quantize, quantize_gated, quantized_conv
 from tvmconv.torch.quantized_epilogue import ADD, QUANTIZE, SCALE, TENSOR_SCALE, ZERO_POINT, plan_epilogue
-from tvmconv.torch.signature import SLOPE_OP, lay_out
+from tvmconv.torch.signature import SLOPE_OP
 from tvmconv.torch.site_workload import resolve_padding
+from tvmconv.torch.tensor_layout import lay_out
 from tvmconv.workloads.layout import CHANNELS_LAST
 
 CONV_FUNCTIONS = {1: functional.conv1d, 2: functional.conv2d, 3: functional.conv3d}

@@ -12,7 +12,7 @@ from torch import fx
 
 from tvmconv.deadline import Deadline
 from tvmconv.devices import Device
-from tvmconv.errors import Error
+from tvmconv.errors import Error, get_first_line
 from tvmconv.measure.workers.pool import keep_workers_alive
 from tvmconv.target import UNKNOWN_TARGET
 from tvmconv.torch import operator
@@ -27,7 +27,8 @@ from tvmconv.torch.quantization_plan import list_factors
 from tvmconv.torch.quantized_epilogue import ADD
 from tvmconv.torch.quantized_layer import Dequantize, Quantize
 from tvmconv.torch.selection import NO_TIME_REASON, ChooseMode
-from tvmconv.torch.signature import lay_out, parse_signature
+from tvmconv.torch.signature import parse_signature
+from tvmconv.torch.tensor_layout import lay_out
 from tvmconv.torch.timing import TimingCache, use_cudnn_heuristics
 from tvmconv.workloads import parse
 from tvmconv.workloads.layout import CHANNELS_LAST
@@ -184,7 +185,7 @@ class QuantizedSelector:
         kernels = provider.available.get(text)
         if not kernels:
             return QuantizedSelection(reason=provider.failure_reasons.get(text, "it has no kernel"))
-        timed = [(each.seconds, number) for number, each in enumerate(kernels) if each.seconds is not None]
+        timed = [(kernel.seconds, number) for number, kernel in enumerate(kernels) if kernel.seconds is not None]
         if timed:
             seconds, number = min(timed)
             return QuantizedSelection(seconds, kernels[number])
@@ -199,10 +200,10 @@ class QuantizedSelector:
         """
         key, provider = strip_epilogue(site.workload_text), self._provider
         times = [
-            (estimate_traffic_seconds(text, provider.device), each.seconds)
+            (estimate_traffic_seconds(text, provider.device), kernel.seconds)
             for text, kernels in provider.available.items()
-            for each in kernels
-            if each.seconds is not None and parse(text).dtype == parse(key).dtype and strip_epilogue(text) == key
+            for kernel in kernels
+            if kernel.seconds is not None and parse(text).dtype == parse(key).dtype and strip_epilogue(text) == key
         ]
         own_traffic = estimate_traffic_seconds(site.workload_text, provider.device)
         if not times:
@@ -305,7 +306,7 @@ class QuantizedSelector:
         if not (self._timing_cache.has_seconds(names[1]) or self._has_time_to_compare()):
             return self._estimate_pass(tensor, dtype.itemsize) - self._estimate_pass(tensor, tensor.element_size())
         calls = lambda: rounding(tensor, gate), lambda: tensor * gate
-        rounded, product = (self._timing_cache.get_seconds(each, call) for each, call in zip(names, calls, strict=True))
+        rounded, product = (self._timing_cache.get_seconds(name, call) for name, call in zip(names, calls, strict=True))
         return rounded - product
 
     def _estimate_pass(self, tensor: torch.Tensor, result_itemsize: int) -> float:
@@ -328,7 +329,7 @@ class QuantizedSelector:
             self._assign(site, kernel)
             error = compute_relative_error(site.module(*arguments), expected)
         except (Error, RuntimeError) as failure:
-            return str(failure).splitlines()[0]
+            return get_first_line(failure)
         tolerance = TOLERANCE_FACTOR * parse_signature(site.workload_text).workload.tolerance
         return "" if error <= tolerance else f"the kernel's result differs by {error:.1e}, more than {tolerance:.1e}"
 

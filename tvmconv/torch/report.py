@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from html import escape
 
 from tvmconv.compat import former_attribute
-from tvmconv.reports.tables import EMPTY_CELL, Table, TableFormatter, format_significant
+from tvmconv.reports.tables import EMPTY_CELL, Table, TableFormatter, format_micros, format_speedup
 
 PYTORCH_NAME = "PyTorch"
 NO_KERNEL = "no kernel computes it"  # reason why an operation is not fused
@@ -101,7 +100,8 @@ class Report:
                 line.former or EMPTY_CELL,
                 line.workload or EMPTY_CELL,
                 line.implementation,
-                *_format_times(line.pytorch_seconds, line.tvmconv_seconds),
+                *(format_micros(seconds) for seconds in (line.pytorch_seconds, line.tvmconv_seconds)),
+                format_speedup(line.pytorch_seconds, line.tvmconv_seconds),
                 line.explanation or EMPTY_CELL,
             )
             for line in (*self.lines, *([] if self.pytorch_seconds is None else [whole]))
@@ -149,11 +149,3 @@ class Report:
         if self.difference is not None:
             text_lines = [f"For the example, outputs differ from PyTorch's own by {self.difference:.1e} (relative L2)."]
         return "\n".join([formatter(self.table), *text_lines, *self.notes])
-
-
-def _format_times(pytorch_seconds: float | None, tvmconv_seconds: float | None) -> Sequence[str]:
-    times = (pytorch_seconds, tvmconv_seconds)
-    cells = [EMPTY_CELL if seconds is None else format_significant(seconds * 1e6) for seconds in times]
-    if not (pytorch_seconds and tvmconv_seconds):
-        return *cells, EMPTY_CELL
-    return *cells, format_significant(pytorch_seconds / tvmconv_seconds)

@@ -15,8 +15,10 @@ convolution or linear layer behind `layer_norm` or `scale_add` reads the result 
 
 from __future__ import annotations
 
+import math
 import operator
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -26,16 +28,15 @@ from torch.nn import functional
 from tvmconv.torch import row_operators
 from tvmconv.torch.conv_call import KERNEL_DTYPES
 from tvmconv.torch.conv_site import TensorMetadata
-from tvmconv.torch.fusion_steps import IN_PLACE_ADDS, is_in_place_write, is_sum
+from tvmconv.torch.fusion_steps import IN_PLACE_ADDS, is_in_place_write, is_product, is_sum
 from tvmconv.torch.row_kernels import MAX_ROWS, can_normalize
-from tvmconv.torch.signature import compute_strides
+from tvmconv.torch.tensor_layout import compute_strides
 from tvmconv.workloads.layout import CHANNELS_FIRST, CHANNELS_LAST
 
 NORM_NAMES = ("input", "normalized_shape", "weight", "bias", "eps")
 NORM_DEFAULTS = {"weight": None, "bias": None, "eps": 1e-5}
 ACTIVATION_NAMES = {"none": "gelu", "tanh": "gelu_tanh"}
 LINEAR = functional.linear
-PRODUCTS = (operator.mul, torch.mul)
 BIAS_INDEX = 2  # of the bias among the arguments of convolutions and linear layers
 LOW_DTYPES = (torch.float16, torch.bfloat16)
 # Operations that make tensors, and those that change them, without reading others that could need gradients.
@@ -44,6 +45,17 @@ CHANGES = {"bernoulli_", "bernoulli", "div_", "div", "truediv", "mul_", "mul", "
 CHANGES |= {"itruediv", "view", "reshape", "uniform_"}
 
 IsConvolution = Callable[[fx.Node], bool]
+
+
+@dataclass
+class _ScaledTerm:
+    """The operand z * scale * noise of a sum."""
+
+    z: fx.Node
+    scale: fx.Node | None = None  # one number per channel
+    scale_axis: int | None = None  # axis of the channels
+    noise: fx.Node | None = None  # one random number per sample
+    products: list[fx.Node] = field(default_factory=list)  # nodes of the products, the last one first
 
 
 class RowFusion:
@@ -73,62 +85,67 @@ class RowFusion:
         first, second = node.args
         return self._replace_sum_of(node, first, second) or self._replace_sum_of(node, second, first)
 
-    def _replace_sum_of(self, node: fx.Node, branch: Any, residual: Any) -> bool:
-        found = self._metadata.get(residual)
-        if found is None or branch is residual or (node.target in IN_PLACE_ADDS and node.args[0] is residual):
+    def _replace_sum_of(self, node: fx.Node, operand: Any, residual: Any) -> bool:
+        is_overwriting = node.target in IN_PLACE_ADDS and node.args[0] is residual
+        if residual not in self._metadata or operand is residual or is_overwriting:
             return False
-        z, scale, scale_axis, noise, products = branch, None, None, None, list[fx.Node]()
-        while len(products) < 2 and len(z.users) == 1 and (match := self._match_product(z)):
-            other, factor, factor_axis = match
-            if (scale if factor_axis else noise) is not None:
-                break
-            if factor_axis:
-                scale, scale_axis = factor, factor_axis
-            else:
-                noise = factor
-            products.append(z)
-            z = other
+        term = self._match_scaled_term(operand)
+        z, scale, noise = term.z, term.scale, term.noise
         axis = self._find_channel_axis(z, residual)
-        if axis is None or scale_axis not in (None, axis) or not self._fits(node, z, residual):
+        if axis is None or term.scale_axis not in (None, axis) or not self._fits(node, z, residual):
             return False
-        bias = self._find_bias(z, axis) if len(z.users) == 1 else None
-        if (scale is None and noise is None and bias is None) or (axis != 1 and scale is None and bias is None):
+        bias_layer = self._find_bias(z, axis) if len(z.users) == 1 else None
+        if scale is None and bias_layer is None and (noise is None or axis != 1):
             return False
-        read = [(z, products[-1] if products else node), (residual, node)]
-        read += [(factor, product) for product in products for factor in (scale, noise) if factor in product.args]
+        read = [(z, term.products[-1] if term.products else node), (residual, node)]
+        read += [(factor, product) for product in term.products for factor in (scale, noise) if factor in product.args]
         if self._is_overwritten(read, node):
             return False
-        is_channels_last = axis == 1
-        bias_node = self._take_bias(bias)
-        options = (self._metadata[node].dtype, None, is_channels_last)
-        self._insert(node, row_operators.scale_add, (z, bias_node, scale, noise, residual), options)
-        for product in products:
+        options = (self._metadata[node].dtype, None, axis == 1)
+        operands = (z, self._take_bias(bias_layer), scale, noise, residual)
+        self._insert(node, row_operators.scale_add, operands, options)
+        for product in term.products:
             self._graph.erase_node(product)
         return True
 
+    def _match_scaled_term(self, node: fx.Node) -> _ScaledTerm:
+        """Return a tensor and the products behind it whose result is a node, which may be the tensor itself."""
+        term = _ScaledTerm(node)
+        while len(term.products) < 2 and len(term.z.users) == 1 and (match := self._match_product(term.z)):
+            tensor, factor, axis = match
+            if (term.scale if axis else term.noise) is not None:
+                break
+            if axis:
+                term.scale, term.scale_axis = factor, axis
+            else:
+                term.noise = factor
+            term.products.append(term.z)
+            term.z = tensor
+        return term
+
     def _match_product(self, node: fx.Node) -> tuple[fx.Node, fx.Node, int] | None:
         """Return the tensor of a product, its factor, and the axis along which that varies: 0 for random numbers."""
-        is_product = (node.op == "call_function" and node.target in PRODUCTS) or (
-            node.op == "call_method" and node.target == "mul"
-        )
-        if not is_product or node.kwargs or len(node.args) != 2:
+        if not is_product(node):
             return None
-        result = self._metadata.get(node)
+        product_info = self._metadata.get(node)
         for tensor, factor in (node.args, node.args[::-1]):
-            found, numbers = (
-                self._metadata.get(each) if isinstance(each, fx.Node) else None for each in (tensor, factor)
-            )
-            if not (result and found and numbers) or found.shape != result.shape or numbers.dtype not in KERNEL_DTYPES:
+            tensor_info, factor_info = self._get_metadata(tensor), self._get_metadata(factor)
+            if not (product_info and tensor_info and factor_info) or tensor_info.shape != product_info.shape:
                 continue
-            shape = (1,) * (len(found.shape) - len(numbers.shape)) + numbers.shape
-            if len(shape) != len(found.shape):
+            ndim = len(tensor_info.shape)
+            shape = (1,) * (ndim - len(factor_info.shape)) + factor_info.shape
+            if factor_info.dtype not in KERNEL_DTYPES or len(shape) != ndim:
                 continue
             axes = [axis for axis, size in enumerate(shape) if size > 1]
-            if axes in ([1], [len(shape) - 1]) and axes != [0] and shape[axes[0]] == found.shape[axes[0]]:
+            if axes in ([1], [ndim - 1]) and axes != [0] and shape[axes[0]] == tensor_info.shape[axes[0]]:
                 return tensor, factor, axes[0]
-            if shape[0] == found.shape[0] and axes in ([0], []) and self._is_random(factor):
+            if shape[0] == tensor_info.shape[0] and axes in ([0], []) and self._is_random(factor):
                 return tensor, factor, 0
         return None
+
+    def _get_metadata(self, value: Any) -> TensorMetadata | None:
+        """Return the metadata of an argument; None for constants, and nodes whose result is no tensor."""
+        return self._metadata.get(value) if isinstance(value, fx.Node) else None
 
     def _is_random(self, node: fx.Node) -> bool:
         """Return whether a node's value is made of random numbers only, and therefore needs no gradient."""
@@ -148,25 +165,26 @@ class RowFusion:
 
     def _find_channel_axis(self, z: fx.Node, residual: fx.Node) -> int | None:
         """Return the axis of neighbouring channels in the memory of two tensors; None if there is none."""
-        found, other = self._metadata.get(z), self._metadata.get(residual)
-        if found is None or other is None or found.shape != other.shape or len(found.shape) < 2:
+        z_info, residual_info = self._metadata.get(z), self._metadata.get(residual)
+        if z_info is None or residual_info is None or z_info.shape != residual_info.shape or len(z_info.shape) < 2:
             return None
-        layouts = {found.layout, other.layout} if len(found.shape) > 2 else set()
+        layouts = {z_info.layout, residual_info.layout} if len(z_info.shape) > 2 else set()
         if layouts == {CHANNELS_LAST}:
             return 1
-        is_contiguous = all(each.stride == compute_strides(each.shape, CHANNELS_FIRST) for each in (found, other))
-        return len(found.shape) - 1 if is_contiguous else None
+        infos = (z_info, residual_info)
+        is_contiguous = all(info.stride == compute_strides(info.shape, CHANNELS_FIRST) for info in infos)
+        return len(z_info.shape) - 1 if is_contiguous else None
 
     def _fits(self, node: fx.Node, *operands: fx.Node) -> bool:
         """Return whether a node's result has the shape of its operands, and all have data types of kernels."""
-        found = [self._metadata.get(each) for each in (node, *operands)]
+        infos = [self._metadata.get(info) for info in (node, *operands)]
         return all(
-            each is not None
-            and each.dtype in KERNEL_DTYPES
-            and found[0] is not None
-            and each.shape == found[0].shape
-            and 0 < _count_elements(each.shape) // each.shape[-1] < MAX_ROWS
-            for each in found
+            info is not None
+            and info.dtype in KERNEL_DTYPES
+            and infos[0] is not None
+            and info.shape == infos[0].shape
+            and 0 < math.prod(info.shape) // info.shape[-1] < MAX_ROWS
+            for info in infos
         )
 
     def _find_bias(self, node: fx.Node, axis: int) -> fx.Node | None:
@@ -183,10 +201,10 @@ class RowFusion:
             is_linear = node.target is LINEAR
             if not (is_linear or self._is_convolution(node)) or len(node.args) <= BIAS_INDEX or node.kwargs:
                 return None
-            found, bias = self._metadata.get(node), node.args[BIAS_INDEX]
-            own_axis = len(found.shape) - 1 if found and is_linear else 1
+            layer_info, bias = self._metadata.get(node), node.args[BIAS_INDEX]
+            own_axis = len(layer_info.shape) - 1 if layer_info and is_linear else 1
             has_bias = isinstance(bias, fx.Node) and bias.op == "placeholder" and bias in self._metadata
-            return node if has_bias and found and axis == own_axis else None
+            return node if has_bias and layer_info and axis == own_axis else None
         return None
 
     def _take_bias(self, layer: fx.Node | None) -> fx.Node | None:
@@ -203,20 +221,20 @@ class RowFusion:
             return False
         values = {**NORM_DEFAULTS, **dict(zip(NORM_NAMES, node.args, strict=False)), **node.kwargs}
         x = values["input"]
-        found, result = self._metadata.get(x), self._metadata.get(node)
+        x_info, norm_info = self._metadata.get(x), self._metadata.get(node)
         if (
-            found is None
-            or result is None
+            x_info is None
+            or norm_info is None
             or len(values["normalized_shape"]) != 1
-            or len(found.shape) < 2
-            or found.stride != compute_strides(found.shape, CHANNELS_FIRST)
+            or len(x_info.shape) < 2
+            or x_info.stride != compute_strides(x_info.shape, CHANNELS_FIRST)
             or not self._fits(node, x)
-            or not can_normalize(found.shape[-1], min(found.dtype, result.dtype, key=lambda dtype: dtype.itemsize))
+            or not can_normalize(x_info.shape[-1], min(x_info.dtype, norm_info.dtype, key=lambda dtype: dtype.itemsize))
         ):
             return False
-        bias = self._take_bias(self._find_bias(x, len(found.shape) - 1))
+        bias = self._take_bias(self._find_bias(x, len(x_info.shape) - 1))
         operands = (x, bias, values["weight"], values["bias"])
-        self._insert(node, row_operators.layer_norm, (*operands, values["eps"]), (result.dtype, None))
+        self._insert(node, row_operators.layer_norm, (*operands, values["eps"]), (norm_info.dtype, None))
         return True
 
     def _replace_activation(self, node: fx.Node) -> bool:
@@ -237,40 +255,43 @@ class RowFusion:
 
     def _replace_gate(self, node: fx.Node) -> bool:
         """Replace a product of images with numbers of their channels and samples; return whether that is possible."""
-        is_product = node.target in PRODUCTS if node.op == "call_function" else node.target == "mul"
-        if not is_product or node.kwargs or len(node.args) != 2:
+        if not is_product(node):
             return False
-        result = self._metadata.get(node)
         for x, s in (node.args, node.args[::-1]):
-            found, numbers = (self._metadata.get(each) if isinstance(each, fx.Node) else None for each in (x, s))
-            if (
-                result
-                and found
-                and numbers
-                and len(found.shape) > 2
-                and found.layout == CHANNELS_LAST
-                and numbers.shape == (*found.shape[:2], *(1,) * (len(found.shape) - 2))
-                and numbers.dtype in KERNEL_DTYPES
-                and (result.dtype, result.shape) == (found.dtype, found.shape)
-                and self._fits(node, x)
-            ):
+            if self._is_gate(node, x, s):
                 with self._graph.inserting_before(node):
                     new = self._graph.call_function(row_operators.gate, (x, s))
                 self._replace_node(node, new)
                 return True
         return False
 
+    def _is_gate(self, node: fx.Node, x: Any, s: Any) -> bool:
+        """Return whether a node is the product of channels-last images and of one number per channel and sample."""
+        product_info, image_info, factor_info = (self._get_metadata(each) for each in (node, x, s))
+        if not (product_info and image_info and factor_info):
+            return False
+        shape = image_info.shape
+        return (
+            len(shape) > 2
+            and image_info.layout == CHANNELS_LAST
+            and factor_info.shape == (*shape[:2], *(1,) * (len(shape) - 2))
+            and factor_info.dtype in KERNEL_DTYPES
+            and (product_info.dtype, product_info.shape) == (image_info.dtype, shape)
+            and self._fits(node, x)
+        )
+
     def _is_overwritten(self, read: Sequence[tuple[fx.Node, fx.Node]], last: fx.Node) -> bool:
         """Return whether a node may write to tensors after the nodes that read them, before a last node reads them."""
         order = {node: number for number, node in enumerate(self._graph.nodes)}
         for tensor, reader in read:
-            own = self._metadata.get(tensor)
+            read_info = self._metadata.get(tensor)
             for node in list(order)[order[reader] + 1 : order[last]]:
                 if not is_in_place_write(node, {}):
                     continue
-                target = node.args[0] if node.args else None
-                written = self._metadata.get(target) if isinstance(target, fx.Node) else None
-                if own is None or written is None or "out" in node.kwargs or written.memory == own.memory:
+                written_info = self._get_metadata(node.args[0] if node.args else None)
+                if read_info is None or written_info is None or "out" in node.kwargs:
+                    return True
+                if written_info.memory == read_info.memory:
                     return True
         return False
 
@@ -304,8 +325,8 @@ class RowFusion:
 
     def _list_casting_readers(self, node: fx.Node) -> list[fx.Node]:
         """Return the layers that read a float32 tensor, or a permutation of it, and cast it under autocast."""
-        found = self._metadata.get(node)
-        if found is None or found.dtype is not torch.float32:
+        node_info = self._metadata.get(node)
+        if node_info is None or node_info.dtype is not torch.float32:
             return []
         readers = []
         for reader in node.users:
@@ -318,8 +339,8 @@ class RowFusion:
     def _is_casting(self, reader: fx.Node, node: fx.Node) -> bool:
         is_input = bool(reader.args) and reader.args[0] is node and node not in reader.args[1:]
         is_layer = reader.target is LINEAR or self._is_convolution(reader)
-        found = self._metadata.get(reader)
-        return is_input and is_layer and found is not None and found.dtype in LOW_DTYPES
+        reader_info = self._metadata.get(reader)
+        return is_input and is_layer and reader_info is not None and reader_info.dtype in LOW_DTYPES
 
     def _move_casting_readers(self, node: fx.Node, low: fx.Node) -> None:
         """Have layers that cast a tensor, or a permutation of it, read it in 16 bits."""
@@ -349,19 +370,12 @@ def _get_permutation(node: fx.Node) -> list[int] | None:
     return [dim % len(dims) for dim in dims] if all(isinstance(dim, int) for dim in dims) else None
 
 
-def _count_elements(shape: Sequence[int]) -> int:
-    count = 1
-    for size in shape:
-        count *= size
-    return count
-
-
 def fuse_rows(gm: fx.GraphModule, metadata: Any, is_convolution: IsConvolution) -> fx.GraphModule:
     """Return a copy of a graph in which operators compute what they can; the graph itself if that is nothing."""
     graph = fx.Graph()
     copies: dict[fx.Node, Any] = {}
     graph.output(graph.graph_copy(gm.graph, copies))
-    copied_metadata = {copies[node]: found for node, found in metadata.items() if node in copies}
+    copied_metadata = {copies[node]: info for node, info in metadata.items() if node in copies}
     fusion = RowFusion(graph, copied_metadata, is_convolution)
     fusion.run()
     if not fusion.num_replaced:

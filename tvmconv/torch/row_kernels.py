@@ -16,7 +16,7 @@ from tvmconv.compiler.executable import LaunchConfig
 from tvmconv.torch import elementwise_source, layer_norm_source
 from tvmconv.torch.conv_call import KERNEL_DTYPES
 from tvmconv.torch.elementwise_source import ROWS_IN_FLIGHT
-from tvmconv.torch.source_kernels import VECTOR_BYTES, SourceKernels
+from tvmconv.torch.source_kernels import VECTOR_BYTES, SourceKernels, count_vector_elements
 from tvmconv.torch.typed_source import COMBINED_CHANNELS, COMBINING_THREADS, THREADS
 
 MAX_COLUMNS = 32  # threads of a CTA with different channels
@@ -71,7 +71,7 @@ def differentiate_norm(
 def activate(x: torch.Tensor, bias: torch.Tensor | None, activation: str, channels: int) -> torch.Tensor:
     """Return activation(x + bias)."""
     z = torch.empty_like(x)
-    vector = count_vector_channels(channels, x, z)
+    vector = count_vector_elements(channels, x, z)
     launch, _ = _divide(x, channels, vector, ELEMENT_CTAS)
     kernels = _load_activation(x.device, vector, x.dtype, activation, False)
     kernels.launch("activate", launch, [x, bias, z, x.numel() // channels, channels])
@@ -83,7 +83,7 @@ def differentiate_activation(
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Return the gradients of x and of the bias."""
     dx = torch.empty_like(x)
-    vector = count_vector_channels(channels, dz, x, dx)
+    vector = count_vector_elements(channels, dz, x, dx)
     launch, num_parts = _divide(x, channels, vector, ELEMENT_GRADIENT_CTAS)
     workspace = torch.empty(num_parts, channels, device=x.device)
     kernels = _load_activation(x.device, vector, x.dtype, activation, True)
@@ -102,7 +102,7 @@ def scale_and_add(
     channels: int,
 ) -> None:
     """Write (z + bias) * scale * noise + x to one or two results."""
-    vector = count_vector_channels(channels, z, x, y, low)
+    vector = count_vector_elements(channels, z, x, y, low)
     kernels = _load_scale_add(z.device, vector, _name_types(Z=z, X=x, **_name_results(x, y, low)))
     launch, _ = _divide(z, channels, vector, ELEMENT_CTAS)
     arrays = [z, bias, scale, noise, x, y, low]
@@ -124,7 +124,7 @@ def differentiate_scale_add(
     Without bias and scale, the second tensor is empty.
     """
     dz = torch.empty_like(z)
-    vector = count_vector_channels(channels, dy, dlow, z, dz, dx)
+    vector = count_vector_elements(channels, dy, dlow, z, dz, dx)
     types = _name_types(Z=z, X=z if dx is None else dx, **_name_results(z, dy, dlow))
     kernels = _load_scale_add_backward(z.device, vector, types, dy is not None, dlow is not None)
     launch, num_parts = _divide(z, channels, vector, ELEMENT_GRADIENT_CTAS)
@@ -141,7 +141,7 @@ def differentiate_scale_add(
 def gate(x: torch.Tensor, s: torch.Tensor) -> torch.Tensor:
     """Return the product of images, channels last, with one number for each channel of each sample."""
     y, (samples, channels) = torch.empty_like(x), x.shape[:2]
-    vector = count_vector_channels(channels, x, s, y)
+    vector = count_vector_elements(channels, x, s, y)
     launch, _ = _divide(x, channels, vector, ELEMENT_CTAS, samples)
     kernels = _load_gate(x.device, vector, _name_types(X=x, S=s), False)
     kernels.launch("gate", launch, [x, s, y, x.numel() // channels // samples, channels])
@@ -151,25 +151,13 @@ def gate(x: torch.Tensor, s: torch.Tensor) -> torch.Tensor:
 def differentiate_gate(dy: torch.Tensor, x: torch.Tensor, s: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     """Return the gradients of images, and of the numbers by which they were multiplied, in float32."""
     dx, (samples, channels) = torch.empty_like(x), x.shape[:2]
-    vector = count_vector_channels(channels, dy, x, s, dx)
+    vector = count_vector_elements(channels, dy, x, s, dx)
     launch, num_parts = _divide(x, channels, vector, ELEMENT_GRADIENT_CTAS, samples)
     workspace = torch.empty(samples, num_parts, channels, device=x.device)
     kernels = _load_gate(x.device, vector, _name_types(X=x, S=s), True)
     pixels = x.numel() // channels // samples
     kernels.launch("gate_backward", launch, [dy, x, s, dx, workspace, pixels, channels])
     return dx, _add_parts(kernels, workspace, num_parts, (channels,), samples)
-
-
-def count_vector_channels(channels: int, *tensors: torch.Tensor | None) -> int:
-    """Return the neighbouring channels of a thread, such that it accesses aligned vectors of up to 16 bytes."""
-    found = [tensor for tensor in tensors if tensor is not None]
-    vector = VECTOR_BYTES // min(tensor.element_size() for tensor in found)
-    while vector > 1 and not (
-        channels % vector == 0
-        and all(tensor.data_ptr() % min(VECTOR_BYTES, vector * tensor.element_size()) == 0 for tensor in found)
-    ):
-        vector //= 2
-    return vector
 
 
 def can_normalize(channels: int, dtype: torch.dtype) -> bool:
@@ -180,7 +168,7 @@ def can_normalize(channels: int, dtype: torch.dtype) -> bool:
 
 def _divide_row(x: torch.Tensor, *others: torch.Tensor | None) -> tuple[int, int, int]:
     """Return the channels of a vector, the threads of a row, and the vectors of each of them."""
-    vector = count_vector_channels(x.shape[-1], x, *others)
+    vector = count_vector_elements(x.shape[-1], x, *others)
     choice = layer_norm_source.choose_lanes(x.shape[-1] // vector)
     if choice is None:
         raise RuntimeError(f"a layer normalization of {x.shape[-1]} channels: expected fewer, or aligned memory")

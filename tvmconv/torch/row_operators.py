@@ -16,77 +16,33 @@ operators.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import torch
-from torch.nn import functional
 
 from tvmconv.torch import row_kernels
-from tvmconv.torch.operator import NAMESPACE
-from tvmconv.torch.signature import compute_strides, lay_out
-from tvmconv.workloads.layout import CHANNELS_FIRST, CHANNELS_LAST
+from tvmconv.torch.operator_library import define_operator
+from tvmconv.torch.tensor_layout import allocate_like, lay_out, name_layout
+from tvmconv.torch.training_activations import ACTIVATION_GRADIENTS, ACTIVATIONS
 
 TYPES = "ScalarType? dtype, ScalarType? low_dtype"
-SCHEMAS = (
-    "layer_norm(Tensor x, Tensor? x_bias, Tensor? weight, Tensor? bias, float eps, "
-    f"{TYPES}) -> (Tensor, Tensor, Tensor)",
-    "layer_norm_backward(Tensor? dy, Tensor? dlow, Tensor x, Tensor? x_bias, Tensor? weight, Tensor stats)"
-    " -> (Tensor, Tensor)",
-    "activate(Tensor x, Tensor? bias, str activation, bool is_channels_last) -> Tensor",
-    "activate_backward(Tensor dz, Tensor x, Tensor? bias, str activation, bool is_channels_last) -> (Tensor, Tensor)",
-    "scale_add(Tensor z, Tensor? bias, Tensor? scale, Tensor? noise, Tensor x, "
-    f"{TYPES}, bool is_channels_last) -> (Tensor, Tensor)",
-    "scale_add_backward(Tensor? dy, Tensor? dlow, Tensor z, Tensor? bias, Tensor? scale, Tensor? noise, "
-    "ScalarType? x_dtype, bool is_channels_last) -> (Tensor, Tensor, Tensor)",
-    "gate(Tensor x, Tensor s) -> Tensor",
-    "gate_backward(Tensor dy, Tensor x, Tensor s) -> (Tensor, Tensor)",
-)
-# Activations by name, and the gradient of their argument from that of their result, and the argument.
-ACTIVATIONS: dict[str, tuple[Callable[..., torch.Tensor], Callable[..., torch.Tensor]]] = {
-    "gelu": (functional.gelu, torch.ops.aten.gelu_backward),
-    "gelu_tanh": (
-        lambda u: functional.gelu(u, approximate="tanh"),
-        lambda dz, u: torch.ops.aten.gelu_backward(dz, u, approximate="tanh"),
-    ),
-    "relu": (functional.relu, lambda dz, u: torch.ops.aten.threshold_backward(dz, u, 0)),
-    "silu": (functional.silu, torch.ops.aten.silu_backward),
-    "hardswish": (functional.hardswish, torch.ops.aten.hardswish_backward),
-}
-
-_library = torch.library.Library(NAMESPACE, "FRAGMENT")
-for _schema in SCHEMAS:
-    _library.define(_schema, tags=(torch.Tag.needs_fixed_stride_order, torch.Tag.pt2_compliant_tag))
-
-layer_norm = torch.ops.tvmconv.layer_norm.default
-layer_norm_backward = torch.ops.tvmconv.layer_norm_backward.default
-activate = torch.ops.tvmconv.activate.default
-activate_backward = torch.ops.tvmconv.activate_backward.default
-scale_add = torch.ops.tvmconv.scale_add.default
-scale_add_backward = torch.ops.tvmconv.scale_add_backward.default
-gate = torch.ops.tvmconv.gate.default
-gate_backward = torch.ops.tvmconv.gate_backward.default
 
 
 def _is_on_gpu(tensor: torch.Tensor) -> bool:
     return tensor.is_cuda
 
 
-def _name_layout(is_channels_last: bool) -> str:
-    return CHANNELS_LAST if is_channels_last else CHANNELS_FIRST
-
-
 def _lay_out(tensor: torch.Tensor | None, is_channels_last: bool) -> Any:
     """Return a tensor with neighbouring channels in memory, as a copy if necessary."""
-    return None if tensor is None else lay_out(tensor, _name_layout(is_channels_last))
+    return None if tensor is None else lay_out(tensor, name_layout(is_channels_last))
 
 
 def _allocate(like: torch.Tensor, dtype: torch.dtype | None, is_channels_last: bool) -> torch.Tensor:
     """Return memory for a tensor of a shape; an empty tensor without a data type."""
     if dtype is None:
         return like.new_empty(0)
-    strides = compute_strides(like.shape, _name_layout(is_channels_last))
-    return like.new_empty_strided(like.shape, strides, dtype=dtype)
+    return allocate_like(like, name_layout(is_channels_last), dtype=dtype)
 
 
 def _count_channels(tensor: torch.Tensor, is_channels_last: bool) -> Any:
@@ -169,7 +125,7 @@ def _run_activate(x: torch.Tensor, bias: torch.Tensor | None, activation: str, i
     if _is_on_gpu(x):
         return row_kernels.activate(x, _flatten(bias), activation, channels)
     u = x.float() + _spread(bias, x, 1 if is_channels_last else -1, 0.0)
-    return _allocate(x, x.dtype, is_channels_last).copy_(ACTIVATIONS[activation][0](u))
+    return _allocate(x, x.dtype, is_channels_last).copy_(ACTIVATIONS[activation](u))
 
 
 def _run_activate_backward(
@@ -181,7 +137,7 @@ def _run_activate_backward(
         return row_kernels.differentiate_activation(dz, x, _flatten(bias), activation, channels)
     axis = 1 if is_channels_last else x.dim() - 1
     u = x.float() + _spread(bias, x, axis, 0.0)
-    dx = _allocate(x, x.dtype, is_channels_last).copy_(ACTIVATIONS[activation][1](dz.float(), u))
+    dx = _allocate(x, x.dtype, is_channels_last).copy_(ACTIVATION_GRADIENTS[activation](dz.float(), u))
     return dx, _sum_rows(dx.float(), axis)
 
 
@@ -366,23 +322,55 @@ def _differentiate_gate(ctx: Any, dy: torch.Tensor) -> tuple[torch.Tensor, torch
     return dx, dfactor
 
 
-for _name, _run, _make_fake in (
-    ("layer_norm", _run_layer_norm, _make_fake_norm),
-    ("layer_norm_backward", _run_layer_norm_backward, _make_fake_norm_gradients),
-    ("activate", _run_activate, _make_fake_activate),
-    ("activate_backward", _run_activate_backward, _make_fake_activate_gradients),
-    ("scale_add", _run_scale_add, _make_fake_sum),
-    ("scale_add_backward", _run_scale_add_backward, _make_fake_sum_gradients),
-    ("gate", _run_gate, _make_fake_gate),
-    ("gate_backward", _run_gate_backward, _make_fake_gate_gradients),
-):
-    for _device in ("CPU", "CUDA"):
-        _library.impl(_name, _run, _device)
-    torch.library.register_fake(f"{NAMESPACE}::{_name}", _make_fake, lib=_library)
-for _name, _set_up, _differentiate in (
-    ("layer_norm", _set_up_norm, _differentiate_norm),
-    ("activate", _set_up_activate, _differentiate_activate),
-    ("scale_add", _set_up_sum, _differentiate_sum),
-    ("gate", _set_up_gate, _differentiate_gate),
-):
-    torch.library.register_autograd(f"{NAMESPACE}::{_name}", _differentiate, setup_context=_set_up, lib=_library)
+layer_norm = define_operator(
+    f"layer_norm(Tensor x, Tensor? x_bias, Tensor? weight, Tensor? bias, float eps, {TYPES})"
+    " -> (Tensor, Tensor, Tensor)",
+    cpu=_run_layer_norm,
+    fake=_make_fake_norm,
+    backward=_differentiate_norm,
+    setup_context=_set_up_norm,
+)
+layer_norm_backward = define_operator(
+    "layer_norm_backward(Tensor? dy, Tensor? dlow, Tensor x, Tensor? x_bias, Tensor? weight, Tensor stats)"
+    " -> (Tensor, Tensor)",
+    cpu=_run_layer_norm_backward,
+    fake=_make_fake_norm_gradients,
+)
+activate = define_operator(
+    "activate(Tensor x, Tensor? bias, str activation, bool is_channels_last) -> Tensor",
+    cpu=_run_activate,
+    fake=_make_fake_activate,
+    backward=_differentiate_activate,
+    setup_context=_set_up_activate,
+)
+activate_backward = define_operator(
+    "activate_backward(Tensor dz, Tensor x, Tensor? bias, str activation, bool is_channels_last) -> (Tensor, Tensor)",
+    cpu=_run_activate_backward,
+    fake=_make_fake_activate_gradients,
+)
+scale_add = define_operator(
+    f"scale_add(Tensor z, Tensor? bias, Tensor? scale, Tensor? noise, Tensor x, {TYPES}, bool is_channels_last)"
+    " -> (Tensor, Tensor)",
+    cpu=_run_scale_add,
+    fake=_make_fake_sum,
+    backward=_differentiate_sum,
+    setup_context=_set_up_sum,
+)
+scale_add_backward = define_operator(
+    "scale_add_backward(Tensor? dy, Tensor? dlow, Tensor z, Tensor? bias, Tensor? scale, Tensor? noise, "
+    "ScalarType? x_dtype, bool is_channels_last) -> (Tensor, Tensor, Tensor)",
+    cpu=_run_scale_add_backward,
+    fake=_make_fake_sum_gradients,
+)
+gate = define_operator(
+    "gate(Tensor x, Tensor s) -> Tensor",
+    cpu=_run_gate,
+    fake=_make_fake_gate,
+    backward=_differentiate_gate,
+    setup_context=_set_up_gate,
+)
+gate_backward = define_operator(
+    "gate_backward(Tensor dy, Tensor x, Tensor s) -> (Tensor, Tensor)",
+    cpu=_run_gate_backward,
+    fake=_make_fake_gate_gradients,
+)

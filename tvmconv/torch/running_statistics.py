@@ -14,20 +14,7 @@ import torch
 from torch import fx
 
 from tvmconv.torch.conv_site import Metadata
-from tvmconv.torch.operator import NAMESPACE
-
-SCHEMAS = (
-    "update_running_stats(Tensor(a!)[] means, Tensor(b!)[] variances, Tensor[] stats, float[] corrections, "
-    "float momentum) -> ()",
-    "increase_counters(Tensor(a!)[] counters, int summand) -> ()",
-)
-
-_library = torch.library.Library(NAMESPACE, "FRAGMENT")
-for _schema in SCHEMAS:
-    _library.define(_schema, tags=(torch.Tag.needs_fixed_stride_order, torch.Tag.pt2_compliant_tag))
-
-update_running_stats = torch.ops.tvmconv.update_running_stats.default
-increase_counters = torch.ops.tvmconv.increase_counters.default
+from tvmconv.torch.operator_library import define_operator
 
 
 def correct_variance(count: int) -> float:
@@ -99,8 +86,8 @@ def merge_counters(graph: fx.Graph, metadata: Metadata) -> None:
         ):
             counter, summand = node.args
             is_counter = isinstance(counter, fx.Node) and counter.op == "placeholder" and len(counter.users) == 1
-            found = metadata.get(counter) if is_counter else None
-            if type(summand) is int and found and found.dtype is torch.int64 and not found.shape:
+            counter_info = metadata.get(counter) if is_counter else None
+            if type(summand) is int and counter_info and counter_info.dtype is torch.int64 and not counter_info.shape:
                 nodes_by_summand.setdefault(summand, []).append(node)
     for summand, nodes in nodes_by_summand.items():
         with graph.inserting_before(graph.output_node()):
@@ -127,7 +114,12 @@ def _increase_counters(counters: Sequence[torch.Tensor], summand: int) -> None:
     torch.autograd.graph.increment_version(counters)
 
 
-for _name, _run in (("update_running_stats", _update_running_stats), ("increase_counters", _increase_counters)):
-    for _device in ("CPU", "CUDA"):
-        _library.impl(_name, _run, _device)
-    torch.library.register_fake(f"{NAMESPACE}::{_name}", lambda *_: None, lib=_library)
+update_running_stats = define_operator(
+    "update_running_stats(Tensor(a!)[] means, Tensor(b!)[] variances, Tensor[] stats, float[] corrections, "
+    "float momentum) -> ()",
+    cpu=_update_running_stats,
+    fake=lambda *_: None,
+)
+increase_counters = define_operator(
+    "increase_counters(Tensor(a!)[] counters, int summand) -> ()", cpu=_increase_counters, fake=lambda *_: None
+)

@@ -13,7 +13,7 @@ from typing import Any, Literal, cast, get_args
 import torch
 
 from tvmconv.deadline import Deadline
-from tvmconv.errors import Error, TuningError
+from tvmconv.errors import Error, TuningError, get_first_line
 from tvmconv.search.time_budget import sort_by_cost
 from tvmconv.torch import operator
 from tvmconv.torch.accuracy import TOLERANCE_FACTOR, compute_relative_error
@@ -244,7 +244,7 @@ class KernelSelector:
             site.module.assign_kernel(site.input_metadata.key, kernel.name, truncates=kernel.truncates)
             error = compute_relative_error(site.module(*arguments), expected)
         except (Error, RuntimeError) as failure:
-            return str(failure).splitlines()[0]
+            return get_first_line(failure)
         dtype = parse_signature(site.workload_text).workload.dtype
         tolerance = TOLERANCE_FACTOR * dtypes.DTYPES[dtype].tolerance
         return "" if error <= tolerance else f"the kernel's result differs by {error:.1e}, more than {tolerance:.1e}"

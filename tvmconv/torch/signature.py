@@ -1,21 +1,20 @@
-"""Shapes, dtypes and layouts of a convolution's tensors in PyTorch, and tensors in a layout."""
+"""Shapes, dtypes and layouts of a convolution's tensors in PyTorch, by the text of its workload."""
 
 from __future__ import annotations
 
 import functools
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
 
 from tvmconv.baselines.torch_calls import load_activations
 from tvmconv.errors import WorkloadError
+from tvmconv.torch.tensor_layout import compute_strides, lay_out
 from tvmconv.workloads import dtypes, parse
 from tvmconv.workloads.conv_operator import ConvOperator
-from tvmconv.workloads.layout import CHANNELS_LAST, UNIFORM_LAYOUTS
+from tvmconv.workloads.layout import CHANNELS_LAST
 
 ACTIVATIONS = load_activations()
-MEMORY_FORMATS = {2: torch.channels_last, 3: torch.channels_last_3d}  # of NHWC, by number of spatial axes
 ALIGNMENT = 16  # bytes; PyTorch's allocations are aligned, views of them need not be
 SLOPE_OP = "prelu"  # the epilogue operation that reads the operator's argument `slope`
 ARGUMENT_OPS = ("bias", "add", SLOPE_OP)  # epilogue operations whose arguments the operator takes
@@ -69,42 +68,6 @@ class ConvSignature:
 def _align(tensor: torch.Tensor) -> torch.Tensor:
     """Return a tensor at a multiple of 16 bytes, because kernels read up to 16 bytes at once."""
     return tensor.clone() if tensor.data_ptr() % ALIGNMENT else tensor
-
-
-def lay_out(tensor: torch.Tensor, layout: str) -> torch.Tensor:
-    """Return a tensor (N, C, space) in a uniform layout, as a copy if necessary.
-
-    PyTorch has no memory format for channels last along one spatial axis; strides express it.
-    """
-    if layout != CHANNELS_LAST:
-        return tensor.contiguous()
-    memory_format = MEMORY_FORMATS.get(tensor.dim() - 2)
-    if memory_format is None:
-        return tensor.movedim(1, -1).contiguous().movedim(-1, 1)
-    return tensor.contiguous(memory_format=memory_format)
-
-
-def compute_strides(shape: Sequence[int], layout: str) -> tuple[int, ...]:
-    """Return the strides of a new tensor (N, C, space) in a uniform layout."""
-    order = [0, *range(2, len(shape)), 1] if layout == CHANNELS_LAST else range(len(shape))
-    strides, stride = [0] * len(shape), 1
-    for axis in reversed(order):
-        strides[axis] = stride
-        stride *= max(1, shape[axis])
-    return tuple(strides)
-
-
-def find_layout(shape: Sequence[int], stride: Sequence[int]) -> str | None:
-    """Return the uniform layout of a tensor (N, C, space); None if it has both layouts or neither."""
-    layouts = [
-        layout
-        for layout in UNIFORM_LAYOUTS
-        if all(
-            size == 1 or given == expected
-            for size, given, expected in zip(shape, stride, compute_strides(shape, layout), strict=True)
-        )
-    ]
-    return layouts[0] if len(layouts) == 1 else None
 
 
 def _to_logical_order(layout: str, shape: tuple[int, ...]) -> tuple[int, ...]:

@@ -67,14 +67,16 @@ class SourceKernels:
 
 
 def count_vector_elements(num_elements: int, *tensors: torch.Tensor | None) -> int:
-    """Return the elements of the largest access that divides a number of them and suits the addresses of all tensors.
+    """Return the number of neighbouring elements that a thread accesses at once in all tensors.
 
-    The tensors have one data type.
+    It divides a number of elements. Accesses are aligned, and have up to 16 bytes of the tensor with the smallest data
+    type.
     """
-    found = [tensor for tensor in tensors if tensor is not None]
-    itemsize = found[0].element_size()
-    nbytes = math.gcd(VECTOR_BYTES, num_elements * itemsize, *(tensor.data_ptr() for tensor in found))
-    return max(1, nbytes // itemsize)
+    present = [tensor for tensor in tensors if tensor is not None]
+    vector = math.gcd(num_elements, VECTOR_BYTES // min(tensor.element_size() for tensor in present))
+    while any(tensor.data_ptr() % min(VECTOR_BYTES, vector * tensor.element_size()) for tensor in present):
+        vector //= 2
+    return vector
 
 
 def _encode(parameter: torch.Tensor | int | float | None) -> int:

@@ -1,9 +1,9 @@
 """Models for training, whose convolutions run their forward and backward passes on the kernels of the kernel table.
 
-The convolutions of a copy of the model are replaced by modules of the same names, parameters and options. They call
-`tvmconv.torch.functional`. So are batch normalizations, which take the statistics that convolutions return. The copy
-has the parameters and buffers of the model, so that optimizers, checkpoints and wrappers for distributed training see
-what they saw before.
+The convolutions of a copy of the model are replaced by modules of the same names, parameters and options, which call
+`convolve`. So are batch normalizations, which take the statistics that convolutions return. The copy has the parameters
+and buffers of the model, so that optimizers, checkpoints and wrappers for distributed training see what they saw
+before.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from torch.nn import functional
 from torch.nn.utils import parametrize
 
 from tvmconv.errors import translate_to_model_error
-from tvmconv.torch.functional import convolve, convolve_with_stats
+from tvmconv.torch.conv_dispatch import convolve, convolve_with_stats
 from tvmconv.torch.kernel_table import table
 from tvmconv.torch.normalization import BATCH_NORM_TYPES, attach_source
 

@@ -15,7 +15,7 @@ from torch.utils._pytree import tree_leaves, tree_map_only
 
 from tvmconv.deadline import Deadline
 from tvmconv.devices import Device
-from tvmconv.errors import ModelError, translate_to_model_error
+from tvmconv.errors import ModelError, get_first_line, translate_to_model_error
 from tvmconv.measure.workers.pool import keep_workers_alive
 from tvmconv.search.options import TuneOptions
 from tvmconv.torch.conv_call import STATS_IN_GRAPHS
@@ -23,7 +23,7 @@ from tvmconv.torch.device_match import find_common_device, find_device_for
 from tvmconv.torch.functional import record_calls
 from tvmconv.torch.fused_training import FusedGraphBackend, fuse_model, separate_model
 from tvmconv.torch.kernel_table import RecordedCall, table
-from tvmconv.torch.kernels import make_training_provider
+from tvmconv.torch.kernels import KernelProvider, make_training_provider
 from tvmconv.torch.product_search import start_search_early
 from tvmconv.torch.product_selection import fill_table, make_reports
 from tvmconv.torch.product_task import ProductTask, can_return_stats, collect_tasks
@@ -111,33 +111,22 @@ def optimize_training(
     torch_device = find_common_device(model, arguments)
     provider = make_training_provider(find_device_for(torch_device, device), torch_device, log, progress)
     trainable = make_trainable(model)
-    with contextlib.ExitStack() as stack:
-        stack.enter_context(torch.inference_mode(False))
-        stack.enter_context(_select_device(torch_device))
+    searches = deadline is not None and torch_device.type == "cuda"  # on the CPU, processes would disturb the timings
+    with torch.inference_mode(False), _select_device(torch_device):
         _start_backward_thread(torch_device)
-        workers = stack.enter_context(contextlib.ExitStack())
-        if deadline and torch_device.type == "cuda":  # on the CPU, the processes would disturb the timings
-            workers.enter_context(keep_workers_alive())
-            start_search_early(torch_device)
-        with record_calls() as calls:
-            run_step(trainable, arguments, has_backward=False)
-        pytorch_seconds = tvmconv_seconds = None
-        calls = _mark_normalized(trainable, calls, provider.device)
-        tasks = collect_tasks(calls)
-        if tasks:
-            started_at = time.monotonic()
-            pytorch_seconds = _time_step(trainable, arguments, torch_device, deadline)
-            reserved_seconds = time.monotonic() - started_at  # as long as the second timing will take
-            with torch.no_grad():
-                reserved_fraction = MAX_TIMING_FRACTION + (FUSING_FRACTION if fused else 0.0)
-                reserved_seconds += FUSING_SECONDS if fused else 0.0
-                limit = deadline and deadline.shift_earlier(
-                    min(reserved_seconds, reserved_fraction * deadline.remaining_seconds)
+        with keep_workers_alive() if searches else contextlib.nullcontext():
+            if searches:
+                start_search_early(torch_device)
+            with record_calls() as calls:
+                run_step(trainable, arguments, has_backward=False)
+            calls = _mark_normalized(trainable, calls, provider.device)
+            tasks = collect_tasks(calls)
+            pytorch_seconds, notes = None, ["No convolution ran that kernels could compute."]
+            if tasks:
+                pytorch_seconds, notes = _find_kernels(
+                    trainable, arguments, tasks, provider, deadline, choose, fused=fused
                 )
-                notes = fill_table(tasks, provider, choose, limit)
-            workers.close()  # frees the memory of the GPU that the search has used
-        else:
-            notes = ["No convolution ran that kernels could compute."]
+        tvmconv_seconds = None
         has_kernels = _enable_kernels(trainable, calls)
         if has_kernels:
             run_step(trainable, arguments)  # fails now and not in the first step, if it fails
@@ -156,6 +145,29 @@ def optimize_training(
     report = _drop_slower_kernels(trainable, report, choose, has_kernels=has_kernels)
     trainable.__dict__[REPORT_ATTRIBUTE] = report
     return trainable
+
+
+def _find_kernels(
+    model: torch.nn.Module,
+    arguments: Sequence[Any],
+    tasks: Sequence[ProductTask],
+    provider: KernelProvider,
+    deadline: Deadline | None,
+    choose: ChooseMode,
+    *,
+    fused: bool,
+) -> tuple[float | None, list[str]]:
+    """Time a step by PyTorch, and find the kernels of its products; return the seconds of the step, and notes.
+
+    Some time before the deadline is left for another timing of the step and, with `fused`, for tracing the model.
+    """
+    started_at = time.monotonic()
+    pytorch_seconds = _time_step(model, arguments, provider.torch_device, deadline)
+    reserved_seconds = time.monotonic() - started_at + (FUSING_SECONDS if fused else 0.0)
+    reserved_fraction = MAX_TIMING_FRACTION + (FUSING_FRACTION if fused else 0.0)
+    limit = deadline and deadline.shift_earlier(min(reserved_seconds, reserved_fraction * deadline.remaining_seconds))
+    with torch.no_grad():
+        return pytorch_seconds, fill_table(tasks, provider, choose, limit)
 
 
 def get_training_report(model: torch.nn.Module) -> TrainingReport:
@@ -259,7 +271,7 @@ def _time_step(
 
             return time_call(step, torch_device)
     except RuntimeError as error:
-        raise ModelError(f"a training step does not run on the example: {str(error).splitlines()[0]}") from error
+        raise ModelError(f"a training step does not run on the example: {get_first_line(error)}") from error
 
 
 def _fuse(

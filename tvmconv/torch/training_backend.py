@@ -20,9 +20,10 @@ from torch import fx
 from tvmconv.deadline import Deadline
 from tvmconv.torch.batch_norm_fusion import NormSite, find_norm_sites, replace_norm_sites
 from tvmconv.torch.conv_call import STATS_IN_GRAPHS
+from tvmconv.torch.conv_dispatch import convolve, convolve_by_operator, convolve_with_stats_by_operator
 from tvmconv.torch.conv_site import Metadata
 from tvmconv.torch.device_match import find_device_for
-from tvmconv.torch.functional import convolve, convolve_by_operator, convolve_with_stats_by_operator, record_calls
+from tvmconv.torch.functional import record_calls
 from tvmconv.torch.kernel_table import RecordedCall, table
 from tvmconv.torch.kernels import make_training_provider
 from tvmconv.torch.max_pool import replace_poolings
@@ -86,12 +87,12 @@ def insert_operators(
     normalized_names = {site.input.name for site in sites}
     calls = [
         replace(
-            each,
-            is_normalized=each.path in normalized_names
-            and each.bias_dtype is None
-            and can_return_stats(each.call, device),
+            recorded,
+            is_normalized=recorded.path in normalized_names
+            and recorded.bias_dtype is None
+            and can_return_stats(recorded.call, device),
         )
-        for each in calls
+        for recorded in calls
     ]
     if is_selecting:
         provider = make_training_provider(device, torch_device, log, lambda text: _logger.debug("%s", text))
@@ -170,12 +171,14 @@ def _replace_nodes(
     Convolutions that the table has with statistics of their output return these as well. With `has_kernels`, operators
     compute maximum poolings, too. With `is_eager`, weights of all layers are cast at once.
     """
-    calls = [each for each in calls if each.call in table.calls]
+    calls = [recorded for recorded in calls if recorded.call in table.calls]
     if not calls and not sites:
         return gm
-    names = {each.path for each in calls}
+    names = {recorded.path for recorded in calls}
     names_with_stats = {
-        each.path for each in calls if each.is_normalized and table.find(STATS_IN_GRAPHS, each.call) is not None
+        recorded.path
+        for recorded in calls
+        if recorded.is_normalized and table.find(STATS_IN_GRAPHS, recorded.call) is not None
     }
     graph = fx.Graph()
     copies: dict[fx.Node, Any] = {}
@@ -193,12 +196,12 @@ def _replace_nodes(
     if has_kernels:
         replace_poolings(copies, metadata)
     placeholders = [copies[node] for node in gm.graph.nodes if node.op == "placeholder"]
-    readers = {convolutions[each.path]: each.call.dtype for each in calls if each.needs_wgrad}
+    readers = {convolutions[recorded.path]: recorded.call.dtype for recorded in calls if recorded.needs_wgrad}
     if is_eager:
         readers |= _list_layers(gm.graph, metadata, copies)
     merge_weight_casts(graph, readers, dict(zip(placeholders, inputs, strict=True)))
     replace_norm_sites(graph, sites, copies, results, metadata, _is_convolution)
-    merge_counters(graph, {copies[node]: found for node, found in metadata.items() if node in copies})
+    merge_counters(graph, {copies[node]: info for node, info in metadata.items() if node in copies})
     graph.lint()
     return fx.GraphModule(gm, graph)
 

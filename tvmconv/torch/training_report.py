@@ -3,12 +3,19 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from html import escape
 from typing import Any
 
-from tvmconv.reports.tables import EMPTY_CELL, Table, TableFormatter, format_significant, make_table
+from tvmconv.reports.tables import (
+    EMPTY_CELL,
+    Table,
+    TableFormatter,
+    format_micros,
+    format_speedup,
+    make_table,
+)
 from tvmconv.torch.report import PYTORCH_NAME
 
 WHOLE_STEP = "the whole step"
@@ -71,9 +78,9 @@ class TrainingReport:
             "product": lambda line: line.product or EMPTY_CELL,
             "workload": lambda line: line.workload or EMPTY_CELL,
             "runs": lambda line: line.implementation,
-            "PyTorch [µs]": lambda line: _format_microseconds(line.pytorch_seconds),
-            "tvmconv [µs]": lambda line: _format_microseconds(line.tvmconv_seconds),
-            "× PyTorch": _format_speedup,
+            "PyTorch [µs]": lambda line: format_micros(line.pytorch_seconds),
+            "tvmconv [µs]": lambda line: format_micros(line.tvmconv_seconds),
+            "× PyTorch": lambda line: format_speedup(line.pytorch_seconds, line.tvmconv_seconds),
             "config, or why": lambda line: line.reason or line.config_source or EMPTY_CELL,
         }
         lines = [*self.lines, *([] if self.pytorch_seconds is None else [whole])]
@@ -132,23 +139,3 @@ class TrainingReport:
 
     def _repr_html_(self) -> str:
         return self.table.format_html() + "".join(f"<p>{escape(note)}</p>" for note in self.notes)
-
-
-def _format_microseconds(seconds: float | None) -> str:
-    return EMPTY_CELL if seconds is None else format_significant(seconds * 1e6)
-
-
-def _format_speedup(line: ProductReport) -> str:
-    if not (line.pytorch_seconds and line.tvmconv_seconds):
-        return EMPTY_CELL
-    return format_significant(line.pytorch_seconds / line.tvmconv_seconds)
-
-
-def sum_seconds(lines: Sequence[ProductReport]) -> tuple[float, float]:
-    """Return the seconds of all timed products with PyTorch alone, and with what runs them now."""
-    timed = [line for line in lines if line.pytorch_seconds is not None]
-    before = sum(line.pytorch_seconds or 0.0 for line in timed)
-    after = sum(
-        (line.pytorch_seconds if line.implementation == PYTORCH_NAME else line.tvmconv_seconds) or 0.0 for line in timed
-    )
-    return before, after

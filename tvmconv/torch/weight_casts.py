@@ -15,16 +15,9 @@ from typing import Any
 import torch
 from torch import fx
 
-from tvmconv.torch.operator import NAMESPACE
+from tvmconv.torch.operator_library import define_operator
 
 WEIGHT_INDEX = 1  # of the weight among the arguments of a convolution or linear layer
-
-_library = torch.library.Library(NAMESPACE, "FRAGMENT")
-_library.define(
-    "cast_all(Tensor[] tensors, ScalarType dtype) -> Tensor[]",
-    tags=(torch.Tag.needs_fixed_stride_order, torch.Tag.pt2_compliant_tag),
-)
-cast_all = torch.ops.tvmconv.cast_all.default
 
 
 def merge_weight_casts(
@@ -45,12 +38,12 @@ def merge_weight_casts(
         if isinstance(weight, fx.Node):
             readers.setdefault(weight, []).append((node, dtype))
     by_dtypes: dict[tuple[torch.dtype, torch.dtype], list[fx.Node]] = {}
-    for weight, found in readers.items():
-        value, (dtype, *others) = inputs.get(weight), dict.fromkeys(dtype for _, dtype in found)
+    for weight, layers_of_weight in readers.items():
+        value, (dtype, *others) = inputs.get(weight), dict.fromkeys(dtype for _, dtype in layers_of_weight)
         is_plain = type(value) in (torch.Tensor, torch.nn.Parameter)
         if value is None or others or not (is_plain and value.requires_grad and value.is_floating_point()):
             continue
-        if value.dtype is not dtype and set(weight.users) == {node for node, _ in found}:
+        if value.dtype is not dtype and set(weight.users) == {node for node, _ in layers_of_weight}:
             by_dtypes.setdefault((value.dtype, dtype), []).append(weight)
     placeholders = [node for node in graph.nodes if node.op == "placeholder"]
     for (_, dtype), group in by_dtypes.items():
@@ -78,12 +71,15 @@ def _set_up(ctx: Any, inputs: Sequence[Any], output: Any) -> None:
 
 
 def _differentiate(ctx: Any, gradients: Sequence[torch.Tensor | None]) -> tuple[list[torch.Tensor | None], None]:
-    found = [each for each in gradients if each is not None]
-    results = iter(cast_all(found, ctx.dtype) if found else ())
+    present = [each for each in gradients if each is not None]
+    results = iter(cast_all(present, ctx.dtype) if present else ())
     return [None if each is None else next(results) for each in gradients], None
 
 
-for _device in ("CPU", "CUDA"):
-    _library.impl("cast_all", _cast_all, _device)
-torch.library.register_fake(f"{NAMESPACE}::cast_all", _make_fake_results, lib=_library)
-torch.library.register_autograd(f"{NAMESPACE}::cast_all", _differentiate, setup_context=_set_up, lib=_library)
+cast_all = define_operator(
+    "cast_all(Tensor[] tensors, ScalarType dtype) -> Tensor[]",
+    cpu=_cast_all,
+    fake=_make_fake_results,
+    backward=_differentiate,
+    setup_context=_set_up,
+)

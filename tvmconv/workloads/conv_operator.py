@@ -40,8 +40,23 @@ class ConvOperator(ConvGeometry):
             >>> parse("conv2d:1x64x56x56,64x64x3x3,s1,p1").to_channels_last().text
             'conv2d:1x64x56x56,64x64x3x3,s1,p1,nhwc'
         """
-        is_last = self.layout == layout.CHANNELS_LAST
-        return self if is_last else type(self)(**{**vars(self), "layout": layout.CHANNELS_LAST})
+        return self if self.layout == layout.CHANNELS_LAST else self.with_fields(layout=layout.CHANNELS_LAST)
+
+    def with_fields(self, **fields: Any) -> Self:
+        """Return the convolution with other values of some fields.
+
+        Args:
+            fields: Values by the names of the fields.
+
+        Raises:
+            WorkloadError: The values contradict each other.
+
+        Examples:
+            >>> from tvmconv import parse
+            >>> parse("conv2d:1x64x56x56,64x64x3x3,s1,p1").with_fields(N=8, dtype="float16").text
+            'conv2d:8x64x56x56,64x64x3x3,s1,p1,f16'
+        """
+        return type(self)(**{**vars(self), **fields})
 
     def inputs(self, seed: int) -> tuple[NDArray[Any], ...]:
         """Draw all arguments except Y from the standard normal distribution, in memory order.

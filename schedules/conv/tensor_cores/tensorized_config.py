@@ -189,12 +189,12 @@ def select_default_config(w: Conv) -> TensorizedTileConfig:
     _, extent = get_reduction_extents(w)
     mma_k = MMA_K_BYTES // get_itemsize(w.storage)
 
-    def make_config(tile: tuple[int, int, int, int], stages: int = 4, split_k: int = 1) -> TensorizedTileConfig:
+    def make_config(tile: tuple[int, int, int, int]) -> TensorizedTileConfig:
         block_m, warps_m = shrink_tile_side(pixels, tile[0], tile[2])
         block_n, warps_n = shrink_tile_side(channels, tile[1], tile[3])
         block_k_multiples = (2, 1) if block_m * block_n > SPLIT_TILE[0] * SPLIT_TILE[1] else (4, 2, 1)
         block_k = min((mma_k * n for n in block_k_multiples), key=lambda n: round_up(extent, n))  # the least padding
-        return TensorizedTileConfig(block_m, block_n, block_k, warps_m, warps_n, stages, NO_PREFETCH, split_k)
+        return TensorizedTileConfig(block_m, block_n, block_k, warps_m, warps_n, 4, NO_PREFETCH, 1)
 
     candidates = [make_config(tile) for tile in DEFAULT_TILES]
     selected = next((candidate for candidate in candidates if count_tiles(w, candidate) >= MIN_BLOCKS), None)

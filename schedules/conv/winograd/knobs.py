@@ -105,21 +105,20 @@ def estimate_relative_error(m: int, r: int, num_channels: int) -> float:
     return float(2.0**-24 * compute_error_growth(make_winograd_matrices(m, r)) * math.sqrt(1.6 + 0.09 * num_channels))
 
 
-def estimate_seconds(w: Conv2d, m: int | None = None) -> float:
+def estimate_seconds(w: Conv2d) -> float:
     """Return the estimated seconds of the fastest config on an H200, by the sum of its products, bytes and launches.
 
     The bytes are those of X, K, Y and of the transformed inputs, filters and products, each written and read once.
 
     Args:
         w: Workload that the schedule supports.
-        m: Outputs per tile and axis; the default of `output_tile` if it is None.
 
     Example:
         >>> from tvmconv import parse
         >>> round(estimate_seconds(parse("conv2d:32x64x56x56,64x64x3x3,s1,p1")) * 1e6)
         74
     """
-    grid, fit = WinogradTileGrid.from_workload(w, m or select_default_output_tile(w)), H200_FIT.winograd
+    grid, fit = WinogradTileGrid.from_workload(w, select_default_output_tile(w)), H200_FIT.winograd
     num_points = grid.alpha**2
     num_products = num_points * grid.count * w.C * w.O
     num_values = num_points * (grid.count * (w.C + w.O) + w.C * w.O)

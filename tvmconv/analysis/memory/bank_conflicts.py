@@ -30,7 +30,6 @@ from tvmconv.analysis.memory.coalescing import count_distinct
 from tvmconv.analysis.tir.accesses import AccessTotals, CachedCount, RequestBatch, visit_requests
 from tvmconv.arithmetic import ceil_div
 from tvmconv.compiler.lowered_module import LoweredKernel
-from tvmconv.emulator.threads import BlockIndex
 from tvmconv.kernel import Kernel
 from tvmconv.target import BANK_BYTES, LINE_BYTES, NUM_BANKS, VECTOR_BYTES, WARP_SIZE
 
@@ -53,14 +52,12 @@ class SharedAccess:
         return self.wavefronts - self.min_wavefronts
 
 
-def count_shared_accesses(
-    kernel: Kernel, selected_kernel: LoweredKernel | None = None, block: BlockIndex = (0, 0, 0)
-) -> list[SharedAccess]:
-    """Count each shared-memory access over one block of one device kernel, or of all, in the order of the TIR."""
+def count_shared_accesses(kernel: Kernel, selected_kernel: LoweredKernel | None = None) -> list[SharedAccess]:
+    """Count each shared-memory access of one device kernel, or of all, in the first block, in the order of the TIR."""
     accesses: list[SharedAccess] = []
     for lowered_kernel in [selected_kernel] if selected_kernel else kernel.kernels:
         totals = AccessTotals({"shared": make_wavefront_counter()})
-        visit_requests(kernel, lowered_kernel, ("shared",), totals.add, block)
+        visit_requests(kernel, lowered_kernel, ("shared",), totals.add, (0, 0, 0))
         accesses += list_shared_accesses(totals)
     return accesses
 

@@ -23,7 +23,6 @@ from numpy.typing import NDArray
 from tvmconv.analysis.tir.accesses import AccessTotals, CachedCount, RequestBatch, visit_requests
 from tvmconv.arithmetic import ceil_div
 from tvmconv.compiler.lowered_module import LoweredKernel
-from tvmconv.emulator.threads import BlockIndex
 from tvmconv.kernel import Kernel
 from tvmconv.target import LINE_BYTES, SECTOR_BYTES, VECTOR_BYTES
 
@@ -41,21 +40,14 @@ class GlobalAccess:
     nbytes: int  # per thread
     statement_index: int  # in the order of `tvmconv.analysis.tir.scopes.iterate_statements`
 
-    @property
-    def efficiency(self) -> float:
-        """Requested fraction of the bytes that move, from 0 to 1."""
-        return self.min_sectors / self.sectors if self.sectors else 1.0
 
+def count_global_accesses(kernel: Kernel, lowered_kernel: LoweredKernel | None = None) -> list[GlobalAccess]:
+    """Count each global-memory access of a device kernel, or the first one, in the middle block of its grid.
 
-def count_global_accesses(
-    kernel: Kernel, lowered_kernel: LoweredKernel | None = None, block: BlockIndex | None = None
-) -> list[GlobalAccess]:
-    """Count each global-memory access of a device kernel over one block, in the order of the TIR.
-
-    The defaults are the first device kernel, and the middle block of its grid.
+    The accesses are in the order of the TIR.
     """
     totals = AccessTotals({"global": make_sector_counter()})
-    visit_requests(kernel, lowered_kernel or kernel.kernels[0], ("global",), totals.add, block)
+    visit_requests(kernel, lowered_kernel or kernel.kernels[0], ("global",), totals.add)
     return list_global_accesses(totals)
 
 

@@ -178,11 +178,11 @@ class Instruction:
         lanes = self.state.find_lanes(mask)
         return np.stack([extract_bits(self.code(first + i)(mask), lanes, itemsize) for i in range(count)])
 
-    def write(self, mask: Mask, columns: NDArray[Any], *, first: int = 0, depends_on_memory: bool = True) -> None:
+    def write(self, mask: Mask, columns: NDArray[Any], *, depends_on_memory: bool = True) -> None:
         """Write unsigned integers of shape (lanes, registers), zero-extended to the width of the registers."""
         lanes = self.state.find_lanes(mask)
         for column in range(columns.shape[1]):
-            registers, index = self.registers(first + column)
+            registers, index = self.registers(column)
             bits, all_lanes = columns[:, column], mask is None
             element = require_uniform(index(mask), lanes)
             write_bits(registers, element, lanes, bits, all_lanes=all_lanes, depends_on_memory=depends_on_memory)

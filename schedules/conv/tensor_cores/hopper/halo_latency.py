@@ -110,12 +110,10 @@ def _estimate_transpose_us(halo: HaloTile) -> Any:
 
 
 @functools.lru_cache(maxsize=256)
-def list_best_halo_tiles(
-    w: Conv, max_tiles: int, min_block_k_bytes: int = 0, loader: str = HALO
-) -> tuple[HopperTileConfig, ...]:
+def list_best_halo_tiles(w: Conv, max_tiles: int, loader: str = HALO) -> tuple[HopperTileConfig, ...]:
     """Return the configs of a loader of halo rows that have the best estimates, one for each size of the tile."""
     options = {name: values for name, values in KNOB_OPTIONS.items() if not name.startswith("cluster")}
-    options["block_k_bytes"] = [size for size in BLOCK_K_BYTES_CHOICES if size >= min_block_k_bytes]
+    options["block_k_bytes"] = BLOCK_K_BYTES_CHOICES
     options["producer_warpgroups"] = PRODUCER_WARPGROUPS_CHOICES
     tiles = HopperTileConfig.from_options(options, cluster_m=1, cluster_n=1, input_loader=loader)
     tiles = tiles.select_meeting([*isa_constraints(w), *resource_constraints(w), *halo_constraints(w)])

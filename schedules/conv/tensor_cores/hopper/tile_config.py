@@ -80,7 +80,7 @@ OVERHEAD_REGISTERS = 28  # registers per thread besides the accumulators
 STATS_OVERHEAD_REGISTERS = 12  # registers per thread of statistics, besides sums
 MIN_SWIZZLE_BYTES = 32  # width of the narrowest swizzle
 MAX_EPILOGUE_ROW_BYTES = 128  # maximum bytes of channels per epilogue tile
-REDUCE_PIECE_M, REDUCE_PIECE_N = 4, 8  # pixels × channels that are contiguous in shared memory for a reduction
+REDUCE_PIECE_M = 4  # pixels that are contiguous in shared memory for a reduction
 
 
 @dataclass(frozen=True)

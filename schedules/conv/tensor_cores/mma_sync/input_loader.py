@@ -144,7 +144,7 @@ def _count_vector_bytes(w: Conv) -> int:
     return count_vector_pixels(math.prod(w.input_size), itemsize) * itemsize
 
 
-def list_loader_constraints(gemm: ImplicitGemmShape) -> list[Rule]:
+def list_loader_constraints() -> list[Rule]:
     """Return the constraints on configs with some loaders, besides those on all configs."""
 
     def is_gather(t: MmaSyncTileConfig) -> Any:
@@ -184,7 +184,7 @@ def rank_loader_defaults(w: Conv, loaders: tuple[str, ...]) -> list[tuple[float,
     for loader in loaders:
         columns = vars(candidates) | {INPUT_LOADER: loader, "stores_channels_first": True}
         configs = HaloTileConfig(**columns, w=w) if loader == HALO else MmaSyncTileConfig(**columns)
-        rules = [*list_loader_constraints(gemm), ("", lambda t: t.has_k_tile_in_each_part(gemm))]
+        rules = [*list_loader_constraints(), ("", lambda t: t.has_k_tile_in_each_part(gemm))]
         rules.append(("", lambda t: compute_smem_bytes(w, t) <= PORTABLE_SHARED_BYTES))
         configs = configs.select_meeting(rules)
         if np.size(configs.block_m):

@@ -142,7 +142,7 @@ def _limit_by_loader(w: Conv, k: Knobs, values: dict[str, Any], best_us: float) 
         (True, halo_gemm, lambda columns: HaloTileConfig.from_columns(columns, w=w, **fixed)),
     )
     for has_halo, shape, make_config in kinds:
-        required = [*list_requirements(shape), *list_loader_constraints(shape)]
+        required = [*list_requirements(shape), *list_loader_constraints()]
         prunings = list_prunings(shape, lambda t: estimate_by_loader_us(t, w), best_us)
         add_rules(k, make_config, *(_limit(rules, has_halo) for rules in (required, prunings)))
     return make_halo_config(**values) if values[INPUT_LOADER] == HALO else MmaSyncTileConfig(**values, **fixed)

@@ -136,8 +136,9 @@ class StemWgradConfig(PixelTileConfig):
         copies = self.gradient_bytes / VECTOR_BYTES + self.window.num_copies
         step_instructions = mmas + self.mmas_m + self.mmas_n * (1 + 2 * loads) + 12
         instructions = steps * self.warps_n * step_instructions + copies / WARP_SIZE * ITEM_INSTRUCTIONS
+        steps_per_warp = ceil_div(steps, self.warps_k)
         warp_cycles = (
-            TILE_CYCLES + 2 * L2_CLOCKS / self.stages + ceil_div(steps, self.warps_k) * (40 + 1.5 * step_instructions)
+            TILE_CYCLES + 2 * L2_CLOCKS / self.stages + steps_per_warp * (STEP_CYCLES + 1.5 * step_instructions)
         )
         cycles = combine_overlapping(
             tiles * steps * self.warps_n * mmas * 2.0 * CLOCKS_PER_MATRIX_MULTIPLY / SCHEDULERS,

@@ -202,16 +202,6 @@ class BlockExecution:
     backward_branches_by_block: NDArray[np.int64]  # times that a warp takes each branch backward, of the same shape
     num_executed: int  # executed instructions, each for all threads that have reached it
 
-    @property
-    def execution_counts(self) -> list[int]:
-        """Executions by a warp of each instruction in all blocks."""
-        return self.executions_by_block.sum(axis=1).tolist()
-
-    @property
-    def backward_branch_counts(self) -> list[int]:
-        """Times that a warp takes each branch backward in all blocks."""
-        return self.backward_branches_by_block.sum(axis=1).tolist()
-
 
 class SassInterpreter:
     """Interpreter of a kernel's machine code."""
