@@ -375,6 +375,8 @@ def test_rounding_saturates_to_nearest_even():
         ({"dtype": "i8", "calibrate": []}, "at least one input"),
         ({"dtype": "i8", "calibrate": torch.zeros(1, 16, 4, 4)}, "expected a list of inputs"),
         ({"dtype": "i8"}, "expected a list of inputs"),
+        ({"dtype": "i8", "calibrate": 5}, "expected a list of inputs of the model for dtype='i8', not int"),
+        ({"dtype": "i8", "calibrate": [torch.zeros(1, 16, 4, 4)], "max_layer_error": "1"}, "a positive number"),
         ({"dtype": "i8", "calibrate": [torch.zeros(1, 2, 4, 4)]}, "for calibration"),
         ({"dtype": "i8", "calibrate": [torch.zeros(1, 16, 4, 4)], "observer": "max"}, "expected one of mse"),
         ({"dtype": "i8", "calibrate": [torch.zeros(1, 16, 4, 4)], "train": True}, "no quantization"),
