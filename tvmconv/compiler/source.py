@@ -186,7 +186,7 @@ _GUARDED_LOAD = re.compile(
 )
 
 
-_PRIVATE_ARRAY = re.compile(r"^( +\w+ \w+\[\d+\]);$", re.MULTILINE)
+_PRIVATE_ARRAY = re.compile(r"^( +)\w+ (?P<name>\w+)\[(?P<size>\d+)\];$", re.MULTILINE)
 
 
 def adapt_to_cpu(source: str) -> str:
@@ -200,10 +200,11 @@ def adapt_to_cpu(source: str) -> str:
 
     A work-item outside of the output may compute with elements of private arrays that it has not loaded, and stores no
     result. LLVM concludes from such a value in a call that the guard of the load holds, and removes the guard of the
-    store as well. Private arrays therefore start as zeros.
+    store as well. Private arrays therefore start as zeros, by a loop, because PoCL compiles initializers wrongly.
     """
     source = source.replace("convert_int(get_local_id(", "convert_long(get_local_id(")
-    source = _PRIVATE_ARRAY.sub(r"\1 = {0};", source)
+    zeros = r"\n\1for (int i = 0; i < \g<size>; ++i) \g<name>[i] = 0;"
+    source = _PRIVATE_ARRAY.sub(rf"\g<0>{zeros}", source)
     return _GUARDED_LOAD.sub(
         r"{ bool guard = \g<guard>; \g<value> = \g<array>[guard ? (\g<index>) : 0]; "
         r"\g<value> = guard ? \g<value> : \g<other>; }",
