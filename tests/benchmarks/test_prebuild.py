@@ -83,10 +83,14 @@ def test_kernels_are_measured_on_their_architecture_alone(bench, build, tmp_path
     assert not log.exists()
 
 
-@pytest.mark.parametrize("content", [b"", b"no archive", b"PK\x03\x04"])
+@pytest.mark.parametrize("content", [b"", b"no archive", b"PK\x03\x04", None])
 def test_what_is_no_archive_is_refused_in_one_line(bench, tmp_path, content, capsys):
     archive = tmp_path / "kernels.zip"
-    archive.write_bytes(content)
+    if content is None:
+        with zipfile.ZipFile(archive, "w") as file:
+            file.writestr("1.json", "[]")
+    else:
+        archive.write_bytes(content)
     assert bench(["measure", str(archive), "--device", "opencl:0", "--log", str(tmp_path / "log")]) == 2
     assert capsys.readouterr().err.count("\n") == 1
 

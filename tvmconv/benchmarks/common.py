@@ -118,6 +118,16 @@ def compare_ranks(estimates: np.ndarray, seconds: np.ndarray) -> tuple[float | N
     return correlation, float(seconds[best].min() / seconds.min())
 
 
+def read_lines(file: Path) -> list[str]:
+    """Return the lines of a text file; raise UsageError if it cannot be read."""
+    try:
+        return read_bytes(file).decode().splitlines()
+    except OSError as error:
+        raise UsageError(f"cannot read {file}: {error.strerror}") from error
+    except UnicodeDecodeError as error:
+        raise UsageError(f"cannot read {file}: expected a text in UTF-8") from error
+
+
 def read_results(files: Sequence[Path]) -> list[dict[str, Any]]:
     """Read JSON files of a benchmark's results, compressed (.gz) or not.
 
