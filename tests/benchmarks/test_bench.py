@@ -9,7 +9,15 @@ import pytest
 from tvmconv import benchmarks, cli
 from tvmconv.cli.bench import BENCHMARKS
 
-SHARED = {"build_ahead", "common", "eight_bit_libraries", "eight_bit_limits", "inductor_ahead", "relax_methods"}
+SHARED = {
+    "build_ahead",
+    "builder_pool",
+    "common",
+    "eight_bit_libraries",
+    "eight_bit_limits",
+    "inductor_ahead",
+    "relax_methods",
+}
 SHARED |= {"suite_lanes", "torch_networks", "__init__"}
 OLD_OPTIONS = [
     ("networks", ["a.json", "--into", "page.md"], {"page": Path("page.md")}),

@@ -1,6 +1,8 @@
 """Kernels built in one place, to be measured in another."""
 
 import json
+import os
+import signal
 import zipfile
 
 import pytest
@@ -8,6 +10,7 @@ import pytest
 import tvmconv as tc
 from tvmconv import cli, registry
 from tvmconv.benchmarks import prebuild
+from tvmconv.benchmarks.builder_pool import start_builders
 from tvmconv.compiler import nvrtc
 from tvmconv.logs.lines import InvalidLines
 from tvmconv.logs.log import read_records
@@ -50,6 +53,12 @@ def test_an_archive_starts_with_the_default_and_is_added_to(build, capsys):
         assert second["config"] != first["config"]
     program, _ = decode_executable(entries[0]["header"], codes[0])
     assert program.kernels[0].launch.num_blocks == entries[0]["resources"]["blocks"]
+
+
+def test_an_interrupt_ends_builders_without_a_traceback():
+    with start_builders(1, niceness=3) as pool:
+        assert pool.submit(signal.getsignal, signal.SIGINT).result() == signal.SIG_DFL
+        assert pool.submit(os.nice, 0).result() == min(os.nice(0) + 3, 19)
 
 
 def test_all_searched_schedules_are_proposed_by_default(tmp_path):

@@ -254,7 +254,7 @@ def listed(tmp_path, mine, in_this_process, monkeypatch):
     def build(workload, schedule, *, arch, config):
         return tvmconv.kernel.build(workload, schedule, device="opencl:0", config=config)
 
-    monkeypatch.setattr(build_ahead, "_start_builders", lambda num_workers: ThreadPoolExecutor(1))
+    monkeypatch.setattr(build_ahead, "start_builders", lambda num_workers, niceness: ThreadPoolExecutor(1))
     monkeypatch.setattr(prebuild.tc, "build", build)
     path, texts = tmp_path / "configs.jsonl", [layer["text"] for layer in json.loads(Path(mine).read_text())]
     entries = [

@@ -24,16 +24,16 @@ import time
 import zipfile
 from argparse import ArgumentParser, ArgumentTypeError, Namespace
 from collections.abc import Iterator, Sequence
-from concurrent.futures import ProcessPoolExecutor, as_completed
+from concurrent.futures import as_completed
 from contextlib import closing
 from importlib import metadata
 from itertools import groupby
-from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
 
 import tvmconv as tc
 from tvmconv import devices, registry
+from tvmconv.benchmarks.builder_pool import start_builders
 from tvmconv.benchmarks.common import add_device, find_device, read_lines
 from tvmconv.cli import options
 from tvmconv.cli.errors import CommandParser, UsageError, print_note
@@ -155,7 +155,7 @@ def _build(args: Namespace) -> int:
     num_failed, started_at = 0, time.monotonic()
     with (
         zipfile.ZipFile(args.out, "a", zipfile.ZIP_LZMA) as archive,
-        ProcessPoolExecutor(args.workers, mp_context=get_context("spawn")) as pool,
+        start_builders(args.workers) as pool,
         progress_line(f"{args.out}: ") as show,
     ):
         futures = [pool.submit(build_entry, entry) for entry in entries]
