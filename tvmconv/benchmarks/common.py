@@ -101,7 +101,9 @@ def write_report(folder: Path, name: str, tables: Sequence[Table], notes: Sequen
     page = "\n\n".join([f"# {title}", *(table.format_markdown() for table in tables), *notes])
     (folder / f"{name}.md").write_text(f"{page}\n", encoding="utf-8")
     text = json.dumps(data, indent=1, ensure_ascii=False)
-    (folder / f"{name}.json").write_text(f"{text}\n", encoding="utf-8")
+    partial_file = folder / f"{name}.json.part"
+    partial_file.write_text(f"{text}\n", encoding="utf-8")
+    partial_file.replace(folder / f"{name}.json")  # an interruption leaves the earlier measurements intact
 
 
 def compare_ranks(estimates: np.ndarray, seconds: np.ndarray) -> tuple[float | None, float]:
