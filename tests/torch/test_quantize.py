@@ -354,6 +354,13 @@ def test_scales_of_observers():
     assert AbsoluteHistogram().choose_scale(E4M3, "mse") == 1.0
 
 
+def test_tiny_activations_do_not_become_nan():
+    x = torch.relu(torch.randn(1, 16, 4, 4)) * 1e-38
+    quantized = tvmconv.torch.quantize(nn.Conv2d(16, 4, 1, bias=False), x, dtype="e4m3", calibrate=[x])
+    assert ",e4m3," in quantized.report().lines[0].workload
+    assert quantized(x).isfinite().all()
+
+
 def test_rounding_saturates_to_nearest_even():
     numbers = torch.tensor([0.5, 1.5, -2.5, 300.0, -300.0, float("inf"), float("nan")])
     assert round_to_8_bits(numbers, torch.int8).tolist() == [0, 2, -2, 127, -128, 127, 0]
