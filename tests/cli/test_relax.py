@@ -16,9 +16,9 @@ def model(tmp_path):
     weight = onnx.numpy_helper.from_array(np.ones((8, 4, 3, 3), np.float32), "weight")
     x, y = (
         onnx.helper.make_tensor_value_info(name, onnx.TensorProto.FLOAT, ["batch", channels, 6, 6])
-        for name, channels in (("x", 4), ("y", 8))
+        for name, channels in (("x.1", 4), ("y", 8))
     )
-    conv = onnx.helper.make_node("Conv", ["x", "weight"], ["sum"], pads=[1, 1, 1, 1])
+    conv = onnx.helper.make_node("Conv", ["x.1", "weight"], ["sum"], pads=[1, 1, 1, 1])
     nodes = [conv, onnx.helper.make_node("Relu", ["sum"], ["y"])]
     graph = onnx.helper.make_graph(nodes, "model", [x], [y], [weight])
     path = tmp_path / "model.onnx"
@@ -26,9 +26,10 @@ def model(tmp_path):
     return str(path)
 
 
-def test_library_is_written_and_runs(model, tmp_path, capsys):
+def test_library_is_written_and_runs(model, tmp_path, capsys, recwarn):
     library = tmp_path / "model.so"
     assert main(["relax", model, "--target", "llvm", "--input", "2x4x6x6", "--json", "-o", str(library)]) == 0
+    assert not [warning for warning in recwarn if "Renaming" in str(warning.message)]
     (line,) = json.loads(capsys.readouterr().out)["lines"]
     assert line["workload"] == "conv2d:2x4x6x6,8x4x3x3,s1,p1,relu"
 
