@@ -17,7 +17,7 @@ from tvm.s_tir.schedule import ScheduleError
 from tvm.tirx import PrimFunc
 
 from tvmconv.workloads import Conv
-from tvmconv.workloads.dtypes import ACCUMULATOR
+from tvmconv.workloads.dtypes import ACCUMULATOR, DTYPES
 
 from .direct_config import DirectTileConfig
 
@@ -31,9 +31,10 @@ def initialize_with_bias(
     """Return the schedule with accumulators initialized by the bias, if that is the first operation of the epilogue.
 
     The reduction of the schedule is decomposed. Slices are the first axis of the block `block_name`; only the first
-    slice starts with the bias. The output channels follow the axis `group_axis`.
+    slice starts with the bias. The output channels follow the axis `group_axis`. Sums of integers start with zero,
+    because the bias is a float.
     """
-    if w.epilogue[:1] != (BIAS_NAME,):
+    if w.epilogue[:1] != (BIAS_NAME,) or DTYPES[w.dtype].accumulator != ACCUMULATOR:
         return s
     function = s.mod["main"]
     (bias,) = (buffer for buffer in function.params if str(buffer.name) == BIAS_NAME)

@@ -20,7 +20,7 @@ def bench(request):
 @pytest.fixture
 def prebuild_in_threads(monkeypatch):
     """`bench prebuild` builds in this process: its processes take two seconds to load TVM, each time."""
-    monkeypatch.setattr(prebuild, "ProcessPoolExecutor", lambda workers, mp_context: ThreadPoolExecutor(workers))
+    monkeypatch.setattr(prebuild, "start_builders", ThreadPoolExecutor)
 
 
 class InThisProcess:

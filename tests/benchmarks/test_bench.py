@@ -9,7 +9,15 @@ import pytest
 from tvmconv import benchmarks, cli
 from tvmconv.cli.bench import BENCHMARKS
 
-SHARED = {"build_ahead", "common", "eight_bit_libraries", "eight_bit_limits", "inductor_ahead", "relax_methods"}
+SHARED = {
+    "build_ahead",
+    "builder_pool",
+    "common",
+    "eight_bit_libraries",
+    "eight_bit_limits",
+    "inductor_ahead",
+    "relax_methods",
+}
 SHARED |= {"suite_lanes", "torch_networks", "__init__"}
 OLD_OPTIONS = [
     ("networks", ["a.json", "--into", "page.md"], {"page": Path("page.md")}),
@@ -65,6 +73,11 @@ def test_help_imports_no_benchmark():
         ("tune-suite", ["--epilogue", "swish9"], "expected operations of add, bias"),
         ("tune-suite", ["--suite", "filter1d", "--layout", "nhwc"], "layout='nhwc' applies to convolutions only"),
         ("tune-suite", ["--tune-only", "--compare-only"], "not allowed"),
+        ("layouts", ["/dev/zero"], "cannot read /dev/zero: expected a regular file, not a device"),
+        ("layouts", [sys.executable], "expected a text in UTF-8"),
+        ("eight-bits", ["nowhere.txt", "--device", "opencl:0"], "cannot read nowhere.txt: No such file"),
+        ("prebuild", ["build", "-o", "k.zip", "--list", "/dev/zero"], "expected a regular file, not a device"),
+        ("prebuild", ["measure", "--device", "opencl:0", "--log", "l.jsonl", "/dev/zero"], "not a device"),
     ],
 )
 def test_bad_input_is_one_line_and_status_2(bench, capsys, monkeypatch, tmp_path, name, words, message):

@@ -2,7 +2,7 @@
 
 import pytest
 
-from tvmconv.benchmarks.layouts import LayoutTimes, list_groups, list_layers, make_layouts_table
+from tvmconv.benchmarks.layouts import LayoutTimes, list_groups, list_layers, make_layouts_table, read_measured
 from tvmconv.cli.errors import UsageError
 
 
@@ -27,3 +27,11 @@ def test_table_has_ratios_and_their_geometric_means():
     assert table.rows[0] == ("`a`", "2.00", "1.00", "8.00", "4.00", "4.00", "2.00", "0.500")
     assert table.rows[1] == ("`b`", "1.00", "2.00", "—", "—", "—", "—", "2.00")
     assert table.rows[2][-3:] == ("4.00", "2.00", "1.00")
+
+
+@pytest.mark.parametrize("text", ["", "[1]", '[{"seconds": {}}]', '[{"workload": "a", "seconds": 1}]'])
+def test_a_file_of_something_else_is_not_continued(tmp_path, text):
+    file = tmp_path / "layouts.json"
+    file.write_text(text)
+    with pytest.raises(UsageError, match=r"expected a file layouts\.json of tvmconv bench layouts"):
+        read_measured(file)

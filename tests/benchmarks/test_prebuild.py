@@ -1,6 +1,8 @@
 """Kernels built in one place, to be measured in another."""
 
 import json
+import os
+import signal
 import zipfile
 
 import pytest
@@ -8,6 +10,7 @@ import pytest
 import tvmconv as tc
 from tvmconv import cli, registry
 from tvmconv.benchmarks import prebuild
+from tvmconv.benchmarks.builder_pool import start_builders
 from tvmconv.compiler import nvrtc
 from tvmconv.logs.lines import InvalidLines
 from tvmconv.logs.log import read_records
@@ -52,6 +55,12 @@ def test_an_archive_starts_with_the_default_and_is_added_to(build, capsys):
     assert program.kernels[0].launch.num_blocks == entries[0]["resources"]["blocks"]
 
 
+def test_an_interrupt_ends_builders_without_a_traceback():
+    with start_builders(1, niceness=3) as pool:
+        assert pool.submit(signal.getsignal, signal.SIGINT).result() == signal.SIG_DFL
+        assert pool.submit(os.nice, 0).result() == min(os.nice(0) + 3, 19)
+
+
 def test_all_searched_schedules_are_proposed_by_default(tmp_path):
     suite = tmp_path / "suite.json"
     suite.write_text(json.dumps([{"name": "small", "text": TEXT}]))
@@ -83,10 +92,14 @@ def test_kernels_are_measured_on_their_architecture_alone(bench, build, tmp_path
     assert not log.exists()
 
 
-@pytest.mark.parametrize("content", [b"", b"no archive", b"PK\x03\x04"])
+@pytest.mark.parametrize("content", [b"", b"no archive", b"PK\x03\x04", None])
 def test_what_is_no_archive_is_refused_in_one_line(bench, tmp_path, content, capsys):
     archive = tmp_path / "kernels.zip"
-    archive.write_bytes(content)
+    if content is None:
+        with zipfile.ZipFile(archive, "w") as file:
+            file.writestr("1.json", "[]")
+    else:
+        archive.write_bytes(content)
     assert bench(["measure", str(archive), "--device", "opencl:0", "--log", str(tmp_path / "log")]) == 2
     assert capsys.readouterr().err.count("\n") == 1
 

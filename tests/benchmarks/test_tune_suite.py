@@ -254,7 +254,7 @@ def listed(tmp_path, mine, in_this_process, monkeypatch):
     def build(workload, schedule, *, arch, config):
         return tvmconv.kernel.build(workload, schedule, device="opencl:0", config=config)
 
-    monkeypatch.setattr(build_ahead, "_start_builders", lambda num_workers: ThreadPoolExecutor(1))
+    monkeypatch.setattr(build_ahead, "start_builders", lambda num_workers, niceness: ThreadPoolExecutor(1))
     monkeypatch.setattr(prebuild.tc, "build", build)
     path, texts = tmp_path / "configs.jsonl", [layer["text"] for layer in json.loads(Path(mine).read_text())]
     entries = [
@@ -298,5 +298,12 @@ def test_what_lists_no_configs_is_refused(bench, mine, tmp_path, text, capsys):
     path = tmp_path / "configs.jsonl"
     if text:
         path.write_text(text)
-    assert bench(["--suite", mine, "--configs", path, "--device", "opencl:0", "-o", tmp_path]) == 2
+    how = ["--baseline", "none", "--device", "opencl:0", "-o", tmp_path]
+    assert bench(["--suite", mine, "--configs", path, *how]) == 2
     assert capsys.readouterr().err.count("\n") == 1
+
+
+def test_a_library_that_needs_a_gpu_is_refused_before_the_search(bench, mine, tmp_path, capsys):
+    assert bench(["--suite", mine, *HOW, "-o", tmp_path / "out"]) == 2
+    assert "cuDNN baseline needs an NVIDIA GPU" in capsys.readouterr().err
+    assert not (tmp_path / "out").exists()

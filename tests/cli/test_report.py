@@ -152,3 +152,12 @@ def test_a_mistake_is_one_line(words, line, tmp_path, capsys):
     assert told.err.count("\n") == 1
     assert not told.out
     assert not out.exists()
+
+
+@pytest.mark.parametrize(("out", "line"), [("log.jsonl", "is also read"), ("", "Is a directory")])
+def test_the_page_replaces_no_folder_and_no_file_that_is_read(out, line, tmp_path, capsys):
+    log = tmp_path / "log.jsonl"
+    log.write_text("precious\n", encoding="utf-8")
+    assert main(["report", SMALL, "--arch", "sm_90", "--log", str(log), "-o", str(tmp_path / out)]) == 2
+    assert line in capsys.readouterr().err
+    assert log.read_text(encoding="utf-8") == "precious\n"

@@ -102,6 +102,14 @@ def test_what_it_cannot_learn_from_is_one_line(words, said, log, tmp_path, capsy
     assert not (tmp_path / "k.npz").exists()
 
 
+@pytest.mark.parametrize(("out", "said"), [("some.jsonl", "is also read"), ("", "Is a directory")])
+def test_a_log_that_is_read_is_never_written(out, said, log, tmp_path, capsys):
+    before = log.read_bytes()
+    assert main(["train", str(log), "--no-shipped", "-o", str(tmp_path / out)]) == 2
+    assert said in capsys.readouterr().err
+    assert log.read_bytes() == before
+
+
 def test_a_device_whose_peaks_nobody_knows_is_refused(log, tmp_path, capsys):
     model.set_cost_model(None)
     assert main(["train", str(log), "--no-shipped", "-o", str(tmp_path / "k.npz")]) == 2

@@ -79,5 +79,7 @@ def test_cpu_source_has_64_bit_work_item_ids_and_no_guarded_loads():
     assert adapted.count("convert_long(get_local_id(") == source.count("convert_int(get_local_id(")
     assert "else" not in adapted
     assert "condval = guard ? condval : 0.000000e+00f;" in adapted
+    zeros = "  for (int i = 0; i < 4; ++i) sum_local_ptr[i] = 0;"
+    assert f"  float sum_local_ptr[4];\n{zeros}\n  __local float padded_shared_ptr[40];\n  __local float" in adapted
     other_branch = source.replace("condval = 0.0", "Y_ptr[0] = 0.0")  # not the guard of a load
     assert "guard" not in adapt_to_cpu(other_branch)

@@ -10,7 +10,7 @@ import pytest
 from steps import with_step
 
 import tvmconv as tc
-from tvmconv.devices.opencl import use_writable_caches
+from tvmconv.devices.opencl import upload_arrays, use_writable_caches
 from tvmconv.errors import CompileError, DeviceError
 
 
@@ -32,6 +32,16 @@ def test_what_the_device_cannot_run_is_refused_in_one_line(opencl, lower_differe
     kernel = boundless.load(lower_difference(opencl, threads=opencl.max_threads_per_block + 1).executable)
     with pytest.raises(DeviceError, match=r"opencl:0: .*INVALID_WORK_GROUP_SIZE, launched as 1·1·1 × \d+·1·1$"):
         kernel.run(vectors[0])
+
+
+@pytest.mark.usefixtures("optimised")
+def test_work_items_outside_of_the_output_store_nothing():
+    """They round a residual that they have not loaded, from which LLVM would conclude that no guard is needed."""
+    w = tc.parse("conv2d:1x18x5x9,18x1x3x1,s1,p1,g18,i8,nhwc,add,quantize")
+    kernel, num_elements = tc.build(w, "depthwise_nhwc", device="opencl:0").loaded_kernel, math.prod(w.output_shape)
+    memory = np.full(2 * num_elements, 99, np.int8)
+    kernel.run_on_buffers(upload_arrays(kernel._queue, [*w.inputs(seed=0), memory]), memory)
+    assert (memory[num_elements:] == 99).all()
 
 
 @pytest.mark.parametrize("fault", ["read-only", "full"])

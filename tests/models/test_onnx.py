@@ -419,6 +419,14 @@ def test_quantized_convolutions_compute_what_onnx_defines(texts, zero, tail, pad
     assert (difference > 0).mean() < 0.01
 
 
+@pytest.mark.parametrize(("zero", "bias"), [(0, ""), (-5, ",bias")])
+def test_a_zero_point_of_the_input_needs_a_bias(texts, zero, bias):
+    model, _ = qdq_model(zero=(TensorProto.INT8, zero))
+    next(node for node in model.graph.node if node.op_type == "Conv").input.remove("b")
+    (text,) = texts(model)
+    assert text.startswith(f"conv2d:1x3x8x8,6x3x3x3,s1,p0,i8,scale{bias},quantize")
+
+
 def test_residuals_of_quantized_convolutions_have_8_bits(texts):
     sum_of = [helper.make_node("Add", ["c", "other"], ["s"]), helper.make_node("Relu", ["s"], ["r"])]
     quantized, _ = qdq_model(tail=[*qdq_nodes("o", "other", "sx"), *sum_of])

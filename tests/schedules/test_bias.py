@@ -18,6 +18,7 @@ WORKLOADS = [
     "conv2d:1x8x9x13,8x1x3x3,s1,p1,g8,bias",
     "conv2d:1x13x17x19,11x13x3x3,s1,p1,bias",
     "conv2d:1x13x17x19,11x13x3x3,s1,p1,relu,bias",
+    "conv2d:1x16x5x6,12x16x3x3,s1,p1,i8,nhwc,bias,relu,quantize",
 ]
 
 

@@ -3,7 +3,8 @@
 import pytest
 
 import tvmconv as tc
-from tvmconv.errors import ScheduleError
+from tvmconv.analysis.races import find_races
+from tvmconv.errors import AnalysisError, ScheduleError
 from tvmconv.verification import Problem
 
 
@@ -26,6 +27,12 @@ def test_cuda_has_the_instruction_and_copies_of_words():
     kernel = source.rpartition("__global__")[2]
     assert "__dp4a(" in kernel
     assert "*(int*)(X_ptr" in kernel
+
+
+def test_the_emulator_refuses_vectors_in_shared_memory():
+    kernel = tc.build("conv2d:1x16x8x8,16x16x3x3,s1,p1,i8,nhwc", "dp4a", arch="sm_90")
+    with pytest.raises(AnalysisError, match="shared memory of int8x4"):
+        find_races(kernel)
 
 
 @pytest.mark.parametrize("options", ["1x3x8x8,4x3x3x3,s1,p1,i8,nhwc", "1x4x8x8,4x4x3x3,s1,p1,i8"])

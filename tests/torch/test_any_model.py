@@ -257,6 +257,27 @@ def test_lazy_modules_are_initialized_by_the_example():
     assert differ(ours, model.eval()) < 1e-5
 
 
+def as_tested_tensor(model, x):
+    if not isinstance(x, torch.Tensor):
+        raise TypeError
+    return model.conv(torch.as_tensor(x))
+
+
+@pytest.mark.parametrize(
+    "call",
+    [
+        as_tested_tensor,
+        lambda m, x: m.conv(torch.jit.wait(torch.jit.fork(torch.relu, x))),
+        lambda m, x: torch.vmap(m.conv)(x[:, None])[:, 0],
+        lambda m, x: torch.func.grad(lambda y: m.conv(y).square().sum())(x),
+    ],
+    ids=["as_tensor", "fork", "vmap", "grad"],
+)
+def test_functions_in_c_that_take_no_proxy_do_not_end_the_process(call):
+    model = Model(call, conv=Conv2d(4, 4, 3, padding=1)).eval()
+    assert differ(optimized(model), model) < 1e-5
+
+
 def test_a_weight_that_depends_on_the_input_is_left_to_pytorch():
     model = Model(lambda m, x: functional.conv2d(x, m.w * x.mean()) + m.conv(x), conv=Conv2d(4, 4, 1))
     model.w = nn.Parameter(torch.randn(4, 4, 1, 1))

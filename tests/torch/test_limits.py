@@ -126,6 +126,15 @@ def test_a_layer_with_few_records_is_searched_again(opencl, tmp_path, num_record
     assert found.list_uncovered([w.text], 4) == ([] if is_covered else [w.text])
 
 
+def test_a_dtype_that_the_device_lacks_is_not_searched(opencl, tmp_path):
+    """PoCL has no float16."""
+    text = "conv2d:2x4x9x11,8x4x1x1,s1,p0,f16"
+    found = kernels.KernelProvider(opencl, X.device, tmp_path / "log.jsonl", print)
+    layer_search.find_layer_kernels(found, {text: 1}, Deadline.after(100.0))
+    assert found.available == {}
+    assert "no float16" in found.failure_reasons[text]
+
+
 @pytest.mark.parametrize("seconds", [0, -1, float("nan"), float("inf"), "5"])
 def test_seconds_have_to_be_a_positive_number(model, seconds):
     with pytest.raises(TuningError, match="seconds has to be "):

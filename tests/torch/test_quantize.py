@@ -354,6 +354,13 @@ def test_scales_of_observers():
     assert AbsoluteHistogram().choose_scale(E4M3, "mse") == 1.0
 
 
+def test_tiny_activations_do_not_become_nan():
+    x = torch.relu(torch.randn(1, 16, 4, 4)) * 1e-38
+    quantized = tvmconv.torch.quantize(nn.Conv2d(16, 4, 1, bias=False), x, dtype="e4m3", calibrate=[x])
+    assert ",e4m3," in quantized.report().lines[0].workload
+    assert quantized(x).isfinite().all()
+
+
 def test_rounding_saturates_to_nearest_even():
     numbers = torch.tensor([0.5, 1.5, -2.5, 300.0, -300.0, float("inf"), float("nan")])
     assert round_to_8_bits(numbers, torch.int8).tolist() == [0, 2, -2, 127, -128, 127, 0]
@@ -375,6 +382,8 @@ def test_rounding_saturates_to_nearest_even():
         ({"dtype": "i8", "calibrate": []}, "at least one input"),
         ({"dtype": "i8", "calibrate": torch.zeros(1, 16, 4, 4)}, "expected a list of inputs"),
         ({"dtype": "i8"}, "expected a list of inputs"),
+        ({"dtype": "i8", "calibrate": 5}, "expected a list of inputs of the model for dtype='i8', not int"),
+        ({"dtype": "i8", "calibrate": [torch.zeros(1, 16, 4, 4)], "max_layer_error": "1"}, "a positive number"),
         ({"dtype": "i8", "calibrate": [torch.zeros(1, 2, 4, 4)]}, "for calibration"),
         ({"dtype": "i8", "calibrate": [torch.zeros(1, 16, 4, 4)], "observer": "max"}, "expected one of mse"),
         ({"dtype": "i8", "calibrate": [torch.zeros(1, 16, 4, 4)], "train": True}, "no quantization"),

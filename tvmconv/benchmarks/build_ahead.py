@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Mapping, Sequence
-from concurrent.futures import FIRST_COMPLETED, CancelledError, Future, ProcessPoolExecutor, wait
+from concurrent.futures import FIRST_COMPLETED, CancelledError, Future, wait
 from contextlib import closing
-from multiprocessing import get_context
 
 from tvmconv import registry
+from tvmconv.benchmarks.builder_pool import start_builders
 from tvmconv.benchmarks.prebuild import (
     ArchivedKernel,
     Entry,
@@ -49,7 +48,7 @@ class AheadBuilder:
         self, entries: Sequence[Entry], archived: Mapping[str, Sequence[ArchivedKernel]], num_workers: int
     ) -> None:
         self._archived = archived
-        self._pool = _start_builders(num_workers) if entries else None
+        self._pool = start_builders(num_workers, BUILDER_NICENESS) if entries else None
         self._futures: dict[str, list[Future[tuple[Entry, bytes | None]]]] = {}
         for entry in entries:
             assert self._pool
@@ -88,11 +87,6 @@ class AheadBuilder:
         """End the processes, without waiting for builds in progress."""
         if self._pool:
             self._pool.shutdown(wait=False, cancel_futures=True)
-
-
-def _start_builders(num_workers: int) -> ProcessPoolExecutor:
-    context = get_context("spawn")
-    return ProcessPoolExecutor(num_workers, mp_context=context, initializer=os.nice, initargs=(BUILDER_NICENESS,))
 
 
 class BuiltKernel(Kernel):

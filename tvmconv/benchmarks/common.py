@@ -101,7 +101,9 @@ def write_report(folder: Path, name: str, tables: Sequence[Table], notes: Sequen
     page = "\n\n".join([f"# {title}", *(table.format_markdown() for table in tables), *notes])
     (folder / f"{name}.md").write_text(f"{page}\n", encoding="utf-8")
     text = json.dumps(data, indent=1, ensure_ascii=False)
-    (folder / f"{name}.json").write_text(f"{text}\n", encoding="utf-8")
+    partial_file = folder / f"{name}.json.part"
+    partial_file.write_text(f"{text}\n", encoding="utf-8")
+    partial_file.replace(folder / f"{name}.json")  # an interruption leaves the earlier measurements intact
 
 
 def compare_ranks(estimates: np.ndarray, seconds: np.ndarray) -> tuple[float | None, float]:
@@ -116,6 +118,16 @@ def compare_ranks(estimates: np.ndarray, seconds: np.ndarray) -> tuple[float | N
     best = np.argsort(estimates, kind="stable")[: max(1, round(BEST_FRACTION * len(estimates)))]
     correlation = float(spearmanr(estimates, seconds).statistic) if np.ptp(estimates) else None
     return correlation, float(seconds[best].min() / seconds.min())
+
+
+def read_lines(file: Path) -> list[str]:
+    """Return the lines of a text file; raise UsageError if it cannot be read."""
+    try:
+        return read_bytes(file).decode().splitlines()
+    except OSError as error:
+        raise UsageError(f"cannot read {file}: {error.strerror}") from error
+    except UnicodeDecodeError as error:
+        raise UsageError(f"cannot read {file}: expected a text in UTF-8") from error
 
 
 def read_results(files: Sequence[Path]) -> list[dict[str, Any]]:

@@ -20,6 +20,7 @@ from tvmconv.benchmarks.common import add_logs, add_output, compare_ranks
 from tvmconv.cli import options, output
 from tvmconv.cli.errors import UsageError
 from tvmconv.errors import KnobError, ScheduleError
+from tvmconv.logs.merge import check_output_path
 from tvmconv.logs.ranking import list_log_files
 from tvmconv.reports.tables import Table, format_significant
 from tvmconv.target import get_block_limits
@@ -47,7 +48,10 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     """Read the logs, print the table and write it."""
     layers: dict[tuple[str, str, Workload], SecondsByConfig] = defaultdict(dict)
-    for log in list_log_files(args.logs):
+    logs = list_log_files(args.logs)
+    if args.out:
+        check_output_path(args.out, logs)
+    for log in logs:
         for record in read_valid_records(log):
             seconds = layers[record.schedule, record.device, record.workload]
             config = tuple(sorted(record.config.items(), key=lambda item: item[0]))

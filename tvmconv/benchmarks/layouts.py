@@ -17,7 +17,6 @@ from __future__ import annotations
 
 import argparse
 import itertools
-import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
@@ -25,7 +24,7 @@ from pathlib import Path
 from typing import Any
 
 import tvmconv as tc
-from tvmconv.benchmarks.common import add_device, add_output, find_device, write_report
+from tvmconv.benchmarks.common import add_device, add_output, find_device, read_lines, write_report
 from tvmconv.cli import options, output
 from tvmconv.cli.errors import UsageError
 from tvmconv.cli.progress import progress_line
@@ -34,6 +33,7 @@ from tvmconv.devices import Device
 from tvmconv.errors import Error
 from tvmconv.experiments.provenance import describe_provenance
 from tvmconv.experiments.run import exceeds_cache
+from tvmconv.jsonfile import JsonError, read_json
 from tvmconv.measure.timing_rounds import measure_in_rounds
 from tvmconv.measure.workers.pool import keep_workers_alive, prestart_workers
 from tvmconv.reports.tables import EMPTY_CELL, Table, format_mean, format_micros, format_optional
@@ -111,10 +111,13 @@ def make_report(
 
 
 def read_measured(file: Path) -> dict[str, LayoutTimes]:
-    """Return the layers that an earlier run measured, by workload."""
+    """Return the layers that an earlier run measured, by workload; raise UsageError for a file of something else."""
     if not file.exists():
         return {}
-    measured = [LayoutTimes(**values) for values in json.loads(file.read_text(encoding="utf-8"))]
+    try:
+        measured = read_json(file).decode(list[LayoutTimes])
+    except JsonError as error:
+        raise UsageError(f"{file}: expected a file layouts.json of tvmconv bench layouts ({error})") from error
     return {times.workload: times for times in measured}
 
 
@@ -145,12 +148,11 @@ def list_layers(arguments: Sequence[str]) -> list[Conv]:
     """Return the convolutions, channels first, that texts and files name; lines that begin with # are comments.
 
     Raises:
-        UsageError: A workload is no convolution.
+        UsageError: A workload is no convolution, or a file cannot be read.
     """
     texts = []
     for argument in arguments:
-        is_file = ":" not in argument
-        lines = Path(argument).read_text(encoding="utf-8").splitlines() if is_file else [argument]
+        lines = [argument] if ":" in argument else read_lines(Path(argument))
         texts += [line.strip() for line in lines if line.strip() and not line.startswith("#")]
     workloads = [as_workload(text) for text in texts]
     for w in workloads:

@@ -24,17 +24,17 @@ import time
 import zipfile
 from argparse import ArgumentParser, ArgumentTypeError, Namespace
 from collections.abc import Iterator, Sequence
-from concurrent.futures import ProcessPoolExecutor, as_completed
+from concurrent.futures import as_completed
 from contextlib import closing
 from importlib import metadata
 from itertools import groupby
-from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
 
 import tvmconv as tc
 from tvmconv import devices, registry
-from tvmconv.benchmarks.common import add_device, find_device
+from tvmconv.benchmarks.builder_pool import start_builders
+from tvmconv.benchmarks.common import add_device, find_device, read_lines
 from tvmconv.cli import options
 from tvmconv.cli.errors import CommandParser, UsageError, print_note
 from tvmconv.cli.progress import progress_line
@@ -43,10 +43,12 @@ from tvmconv.compiler.executable import Executable
 from tvmconv.devices import Device
 from tvmconv.devices.device import Benchmark
 from tvmconv.errors import Error
+from tvmconv.files import check_archive, open_regular
 from tvmconv.logs.candidates import DEFAULT_CONFIG, PREDICTED, iterate_candidates
 from tvmconv.logs.lines import InvalidLines
 from tvmconv.logs.log import Log, read_records
 from tvmconv.logs.record import Record
+from tvmconv.measure.kernel_archive import MAX_ARCHIVE_BYTES
 from tvmconv.measure.pipeline import collect_resources, format_target
 from tvmconv.measure.results import NUM_FINAL_ROUNDS, NUM_FINALISTS, MeasureResult, RunnerResult, merge_results
 from tvmconv.measure.runner import measure_executable
@@ -138,11 +140,9 @@ def _list(args: Namespace) -> int:
 def read_configs(path: Path) -> list[Entry]:
     """Return the configs of a file of `bench prebuild list`."""
     try:
-        entries = [json.loads(line) for line in path.read_text().splitlines() if line.strip()]
+        entries = [json.loads(line) for line in read_lines(path) if line.strip()]
         for entry in entries:
             identify(entry)
-    except OSError as error:
-        raise UsageError(f"cannot read {path}: {error.strerror}") from error
     except (ValueError, TypeError, KeyError) as error:
         raise UsageError(f"{path}: expected configs of tvmconv bench prebuild list") from error
     return entries
@@ -155,7 +155,7 @@ def _build(args: Namespace) -> int:
     num_failed, started_at = 0, time.monotonic()
     with (
         zipfile.ZipFile(args.out, "a", zipfile.ZIP_LZMA) as archive,
-        ProcessPoolExecutor(args.workers, mp_context=get_context("spawn")) as pool,
+        start_builders(args.workers) as pool,
         progress_line(f"{args.out}: ") as show,
     ):
         futures = [pool.submit(build_entry, entry) for entry in entries]
@@ -251,14 +251,15 @@ def build_entry(entry: Entry) -> tuple[Entry, bytes | None]:
 def read_entries(path: Path) -> Iterator[tuple[Entry, bytes, Executable]]:
     """Yield the entry, the code and the executable of each kernel of an archive; kernels of a workload are adjacent."""
     try:
-        with zipfile.ZipFile(path) as archive:
+        with open_regular(path) as stream, zipfile.ZipFile(stream) as archive:
+            check_archive(archive, MAX_ARCHIVE_BYTES)
             stems = [name.removesuffix(".json") for name in archive.namelist() if name.endswith(".json")]
             entries = {stem: json.loads(archive.read(f"{stem}.json")) for stem in stems}
             order = list(dict.fromkeys(entry["workload"] for entry in entries.values()))
             for stem in sorted(stems, key=lambda stem: order.index(entries[stem]["workload"])):
                 code = archive.read(f"{stem}.bin")
                 yield entries[stem], code, decode_executable(entries[stem]["header"], code)[0]
-    except (OSError, zipfile.BadZipFile, ValueError, KeyError) as error:
+    except Exception as error:  # zipfile and zlib raise many exception types for damaged files
         raise Error(f"cannot read {path}: {error}") from error
 
 

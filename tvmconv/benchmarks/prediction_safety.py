@@ -15,15 +15,14 @@ from __future__ import annotations
 import argparse
 import contextlib
 import math
-import multiprocessing
 import os
 import statistics
 from collections.abc import Callable, Sequence
-from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 
 from tvmconv import devices, workloads
+from tvmconv.benchmarks.builder_pool import start_builders
 from tvmconv.benchmarks.common import add_device, add_output, find_device
 from tvmconv.cli import options, output
 from tvmconv.cli.errors import UsageError
@@ -102,8 +101,7 @@ def run(args: argparse.Namespace) -> int:
     layers = {layer.workload.text: layer.workload for layer in workloads.suite(args.suite)}
     texts = [text for text, w in layers.items() if not cost_model.count_training_layers([w])]
     outcomes = []
-    context = multiprocessing.get_context("spawn")
-    with progress_line() as show, ProcessPoolExecutor(max(1, (os.cpu_count() or 2) - 1), mp_context=context) as pool:
+    with progress_line() as show, start_builders(max(1, (os.cpu_count() or 2) - 1)) as pool:
         futures = [pool.submit(build, text, str(device.arch)) for text in texts]
         for number, (text, future) in enumerate(zip(texts, futures, strict=True), 1):
             show(f"{number} of {len(texts)}: {text}")

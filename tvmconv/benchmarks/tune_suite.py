@@ -39,6 +39,7 @@ from typing import Any
 from tvmconv import baselines as libraries
 from tvmconv import devices, naive_cost, registry
 from tvmconv.baselines import cudnn
+from tvmconv.baselines.base import require_gpu
 from tvmconv.benchmarks.build_ahead import AheadBuilder, find_fastest
 from tvmconv.benchmarks.common import add_output
 from tvmconv.benchmarks.prebuild import ArchivedKernel, identify, read_archives, read_configs
@@ -131,6 +132,8 @@ def run(args: argparse.Namespace) -> int:
     if args.compare_only:
         import_tvm()
         assign_schedules(args.schedule, workloads)  # raises an error for schedules that compute no layer
+    if "cudnn" in _list_baselines(args) and not args.tune_only:  # refused before the search, which takes long
+        require_gpu(devices.find_device(args.device), "cuDNN")
     args.out.mkdir(parents=True, exist_ok=True)
     args.log = args.log or args.out / f"{selection.name}.jsonl"
     if args.lanes or args.stop_after or args.configs is not None:

@@ -85,8 +85,8 @@ def _run_guarded(prog: str, command: Callable[[], int]) -> int:
     except (Error, OSError) as error:
         log_traceback(error)
         message = str(error)
-        if isinstance(error, OSError) and error.filename:
-            message = f"{error.filename}: {error.strerror}"
+        if isinstance(error, OSError) and error.strerror:  # without the number of the error
+            message = f"{error.filename}: {error.strerror}" if error.filename else error.strerror
     print_note(message, prog, is_error=True)
     return USAGE_ERROR
 

@@ -10,6 +10,7 @@ import argparse
 import contextlib
 import importlib.util
 import io
+import warnings
 from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
@@ -89,6 +90,7 @@ def _import_model(path: Path, inputs: Sequence[InputSpec]) -> Any:
 
     model = read_model(path, inputs)
     printed = contextlib.redirect_stdout(io.StringIO())  # TVM prints the operands of an operator that it refuses
-    with translate_to_model_error(f"TVM cannot import {path}"), printed:
+    with translate_to_model_error(f"TVM cannot import {path}"), printed, warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # about names of inputs that TVM changes
         load_external_data_for_model(model, str(path.parent))
         return from_onnx(model)

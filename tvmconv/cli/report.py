@@ -16,6 +16,7 @@ from tvmconv.cli.progress import progress_line
 from tvmconv.command_text import format_command
 from tvmconv.errors import escape_unprintable
 from tvmconv.experiments.sweep import Sweep
+from tvmconv.logs.merge import check_output_path
 from tvmconv.logs.packaged import packaged_logs
 from tvmconv.logs.ranking import list_log_files
 from tvmconv.reports.explained import find_device_spec
@@ -57,6 +58,7 @@ def run(args: argparse.Namespace) -> int:
             registry.find_schedule(layers[0].workload, schedule_name)
     log_names = ", ".join(Path(log).name for log in args.log) or PACKAGED_LOGS_TEXT
     logs = list_log_files(args.log) if args.log else packaged_logs()
+    check_output_path(args.out, [*logs, *args.results, *args.counters])
     results = [Sweep.read(file) for file in args.results]
     sources = ReportSources(logs, log_names, bool(args.log), results, args.counters, args.schedules)
     with options.report_fallbacks(), progress_line("report: ") as show:

@@ -18,6 +18,7 @@ from tvmconv.cli.options import add_option
 from tvmconv.cli.progress import progress_line
 from tvmconv.cost_model.similarity import layer_key
 from tvmconv.errors import Error, escape_unprintable
+from tvmconv.logs.merge import check_output_path
 from tvmconv.logs.packaged import packaged_logs, packaged_samples
 from tvmconv.logs.ranking import list_log_files
 from tvmconv.logs.record import Record
@@ -48,6 +49,7 @@ def run(args: argparse.Namespace) -> int:
     logs = [*list_log_files(args.logs), *([] if args.no_shipped else [*packaged_logs(), *packaged_samples()])]
     if not logs:
         raise Error("no logs to learn from")
+    check_output_path(args.out, logs)
     records = _read_records(logs, args.device)
     excluded_layers = {_forward_key(layer.workload) for name in args.hold_out for layer in suite(name)}
     kept_records = [record for record in records if _forward_key(record.workload) not in excluded_layers]

@@ -186,16 +186,25 @@ _GUARDED_LOAD = re.compile(
 )
 
 
+_PRIVATE_ARRAY = re.compile(r"^( +)\w+ (?P<name>\w+)\[(?P<size>\d+)\];$", re.MULTILINE)
+
+
 def adapt_to_cpu(source: str) -> str:
-    """Return an OpenCL source that PoCL compiles for a CPU in a fraction of the time, and that computes the same.
+    """Return an OpenCL source that PoCL compiles for a CPU correctly and in a fraction of the time.
 
     PoCL turns a work-group into loops with 64-bit counters, the ids of the work-items. TVM converts these ids to 32
     bits. For every address, LLVM then tries to prove that no 32-bit sum overflows (LoopStrengthReduce), which can take
     ten times as long as all other passes. The ids therefore stay 64-bit integers. A load with a guard, such as that of
     a padded input, becomes a load of a valid element, because LLVM vectorizes the guard into a branch for each
     work-item.
+
+    A work-item outside of the output may compute with elements of private arrays that it has not loaded, and stores no
+    result. LLVM concludes from such a value in a call that the guard of the load holds, and removes the guard of the
+    store as well. Private arrays therefore start as zeros, by a loop, because PoCL compiles initializers wrongly.
     """
     source = source.replace("convert_int(get_local_id(", "convert_long(get_local_id(")
+    zeros = r"\n\1for (int i = 0; i < \g<size>; ++i) \g<name>[i] = 0;"
+    source = _PRIVATE_ARRAY.sub(rf"\g<0>{zeros}", source)
     return _GUARDED_LOAD.sub(
         r"{ bool guard = \g<guard>; \g<value> = \g<array>[guard ? (\g<index>) : 0]; "
         r"\g<value> = guard ? \g<value> : \g<other>; }",

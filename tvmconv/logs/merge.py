@@ -64,6 +64,14 @@ def _iterate_records(logs: Sequence[Path], invalid_lines: InvalidLines) -> Itera
                 invalid_lines.add_line(line.number, error)
 
 
+def check_output_path(output_path: Path, input_paths: Sequence[Path]) -> None:
+    """Raise Error if the path of an output file is that of a folder, or of a file that is read."""
+    if output_path.is_dir():
+        raise Error(f"cannot write {output_path}: Is a directory")
+    if any(output_path.exists() and path.exists() and output_path.samefile(path) for path in input_paths):
+        raise Error(f"cannot write {output_path}, which is also read: choose another name")
+
+
 @contextlib.contextmanager
 def write_new_log(output_path: Path, input_paths: Sequence[Path]) -> Iterator[Callable[[bytes], object]]:
     """Yield a function that writes a line to a new log, which is moved to its path when all lines are on disk.
@@ -72,8 +80,7 @@ def write_new_log(output_path: Path, input_paths: Sequence[Path]) -> Iterator[Ca
     """
     if output_path.exists() and not output_path.is_file():  # the new log would replace a device or a pipe
         raise Error(f"cannot write {output_path}: expected a regular file")
-    if any(output_path.exists() and log.exists() and output_path.samefile(log) for log in input_paths):
-        raise Error(f"cannot write {output_path}, which is also read: choose another name")
+    check_output_path(output_path, input_paths)
     target_path = Path(os.path.realpath(output_path))
     with contextlib.ExitStack() as stack:
         with translate_os_errors(output_path, "write"):

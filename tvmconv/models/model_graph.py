@@ -127,17 +127,26 @@ def make_convolution(
 
 
 def make_quantized_convolution(
-    x: Shape, weight: Shape, formats: Sequence[QuantizedFormat], *, padding: Shape, out_dtype: str, **how: Any
+    x: Shape,
+    weight: Shape,
+    formats: Sequence[QuantizedFormat],
+    *,
+    padding: Shape,
+    bias: bool,
+    out_dtype: str,
+    **how: Any,
 ) -> ConvOperator:
     """Return the workload of a convolution of operands in 8 bits, whose sums are scaled; raise WorkloadError likewise.
 
-    Kernels pad with zeros. Where another number stands for zero, the input is padded before.
+    Kernels pad with zeros. If another number stands for zero, the input is padded before. The bias then has the sum of
+    the weights times this number.
 
     Args:
         x: Shape of the input.
         weight: Shape of the weight.
         formats: Formats of both, of which the weight's zero point is 0.
         padding: Padding as of `make_convolution`.
+        bias: Whether the convolution has a bias.
         out_dtype: Element type of a result that is not quantized.
         how: Other arguments of `make_convolution`.
     """
@@ -148,7 +157,8 @@ def make_quantized_convolution(
     options = [f"out-{dtypes.DTYPES[out_dtype].text}", "scale"]
     if formats[1].dtype != formats[0].dtype:
         options.insert(0, f"{WEIGHT_PREFIX}{dtypes.DTYPES[formats[1].dtype].text}")
-    return make_convolution(x, weight, padding=padding, dtype=formats[0].dtype, options=options, **how)
+    bias = bias or formats[0].zero_point != 0
+    return make_convolution(x, weight, padding=padding, bias=bias, dtype=formats[0].dtype, options=options, **how)
 
 
 def find_pointwise_function(kind: str) -> Callable[..., Any]:

@@ -132,8 +132,8 @@ class _ConvReplacer(relax.PyExprMutator):
             self._channels_last[binding.var] = result = self.builder_.emit(value)
             self._native.add(binding.var)
             value = permute(result, to_last=False)
-        is_local = isinstance(binding.var, relax.DataflowVar)
-        self.set_var_remap(binding.var, self.builder_.emit(value) if is_local else self.builder_.emit_output(value))
+        is_output = self.builder_.current_block_is_dataflow() and not isinstance(binding.var, relax.DataflowVar)
+        self.set_var_remap(binding.var, self.builder_.emit_output(value) if is_output else self.builder_.emit(value))
 
     def _move_channels(self, binding: relax.VarBinding) -> relax.Expr | None:
         """Return the channels-last tensor of a binding whose operation has a channels-last operand and does the same in

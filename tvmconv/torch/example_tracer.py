@@ -10,19 +10,24 @@ Source: `torch._subclasses.fake_tensor`, and the idea of `HFTracer` in the libra
 
 from __future__ import annotations
 
+import dis
 import functools
 import operator
+import sys
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
+from types import CodeType
 from typing import Any
 
 import torch
 from torch import fx
+from torch._C._functorch import peek_interpreter_stack
 from torch.fx.node import map_arg
 from torch.utils._pytree import tree_leaves, tree_map
 
 from tvmconv.errors import ModelError
 
+TYPE_TESTS = frozenset({"isinstance", "__class__"})  # names in code that tests types
 PLAIN_TYPES = (bool, int, float, str, torch.Size, torch.dtype, torch.device, torch.layout, torch.memory_format)
 
 
@@ -80,6 +85,13 @@ def can_specialize(arguments: Mapping[str, Any]) -> bool:
     return all(isinstance(value, (TensorShape, bool, int, float, str, type(None))) for value in arguments.values())
 
 
+@functools.cache
+def list_testing_lines(code: CodeType) -> frozenset[int | None]:
+    """Return the numbers of the lines of Python code that test types."""
+    lines = {offset: line for start, end, line in code.co_lines() for offset in range(start, end)}
+    return frozenset(lines[each.offset] for each in dis.get_instructions(code) if each.argval in TYPE_TESTS)
+
+
 class ExampleProxy(fx.Proxy):
     """A proxy of a node with the value that the node has in the example, a fake tensor or a structure of some."""
 
@@ -89,8 +101,14 @@ class ExampleProxy(fx.Proxy):
 
     @property
     def __class__(self) -> Any:
-        """A tensor's class, for code that tests types."""
-        return torch.Tensor if isinstance(self.value, torch.Tensor) else ExampleProxy
+        """A tensor's class, for Python code that tests types.
+
+        C++ code that does so would read the proxy as a tensor, and crash. It is called by a line of Python without a
+        test, as in `torch.as_tensor(x)`, or within a transform of `torch.func`.
+        """
+        frame = sys._getframe(1)
+        is_tested = frame.f_lineno in list_testing_lines(frame.f_code) and peek_interpreter_stack() is None
+        return torch.Tensor if is_tested and isinstance(self.value, torch.Tensor) else ExampleProxy
 
     @__class__.setter
     def __class__(self, value: Any) -> None:

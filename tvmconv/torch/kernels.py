@@ -17,7 +17,7 @@ from tvmconv import registry
 from tvmconv.compiler.executable import Executable
 from tvmconv.deadline import Deadline
 from tvmconv.devices import Device
-from tvmconv.errors import Error, ScheduleError
+from tvmconv.errors import DeviceError, Error, ScheduleError
 from tvmconv.logs.candidates import PREDICTED, TUNED, Candidate, iterate_candidates
 from tvmconv.logs.log import Log
 from tvmconv.logs.packaged import packaged_logs
@@ -123,7 +123,7 @@ class KernelProvider:
         Raises Error if the log cannot be read, or does not exist and there is no deadline.
         """
         self._derived = frozenset(derived)
-        workloads = {parse(text): count for text, count in counts.items()}
+        workloads = {parse(text): count for text, count in counts.items() if self.has_dtypes(text)}
         with keep_workers_alive():
             record_index = self.read_record_index(deadline)
             remaining = [
@@ -132,6 +132,15 @@ class KernelProvider:
             self._build_candidates(remaining, record_index, deadline)
             if self._packs_in_each_call:
                 self._build_alternatives(remaining, record_index, deadline)
+
+    def has_dtypes(self, text: str) -> bool:
+        """Return whether the device supports the arguments of a workload; the reason is noted if it does not."""
+        try:
+            self.device.check_dtypes(parse(text).argument_dtypes)
+        except DeviceError as error:
+            self.failure_reasons[text] = str(error)
+            return False
+        return True
 
     def add_searched_kernel(
         self,

@@ -49,7 +49,7 @@ def _search(
     Returns the texts of these workloads, except those that were not reached and of which logs have records.
     """
     log = provider.open_log()
-    texts = provider.list_uncovered(counts, NUM_FIRST_TRIALS)
+    texts = provider.list_uncovered([text for text in counts if provider.has_dtypes(text)], NUM_FIRST_TRIALS)
     if not texts or deadline.cut_off.has_passed:
         provider.unsearched_workloads += texts
         return set()

@@ -24,6 +24,7 @@ NUM_BINS = 2048
 PERCENTILE = 0.999  # fraction of the values that do not saturate
 NUM_THRESHOLDS = 64  # candidates of the observer `mse`, down to `MIN_THRESHOLD` of the largest value
 MIN_THRESHOLD = 0.1
+MIN_SCALE = 2.0**-120  # whose reciprocal, by which kernels multiply, is finite in float32
 
 
 class AbsoluteHistogram:
@@ -80,7 +81,7 @@ class AbsoluteHistogram:
             threshold = min(self.largest, (index + 1) * self._range / NUM_BINS)
         else:
             threshold = self._minimize_squared_error(dtype, zero_point)
-        return threshold / (get_largest(dtype) - zero_point)
+        return max(threshold / (get_largest(dtype) - zero_point), MIN_SCALE)
 
     def _minimize_squared_error(self, dtype: torch.dtype, zero_point: int) -> float:
         """Return the candidate threshold with the least squared error; the largest of equal ones."""

@@ -152,11 +152,11 @@ def _find_mismatching(
     mismatching: list[GraphPartition] = []
 
     def run_and_compare(partition: GraphPartition, *args: Any, **kwargs: Any) -> Any:
-        positional, keyword = clone_tensors((args, kwargs))
         try:
+            positional, keyword = clone_tensors((args, kwargs))
             with torch.random.fork_rng([torch.cuda.current_device()] if torch.cuda.is_initialized() else []):
                 result = partition.module.graph.forward(*positional, **keyword)
-        except Exception:  # an invalid graph may raise anything
+        except Exception:  # an invalid graph may raise anything, and tensors within `torch.func` cannot be copied
             result = object()
         expected = partition.module.original(*args, **kwargs)
         if partition not in mismatching and not are_equal(result, expected):

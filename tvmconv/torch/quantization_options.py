@@ -48,11 +48,11 @@ def make_quantization_options(
         raise ModelError(f"dtype={dtype!r}: expected one of {', '.join(QUANTIZED_DTYPES)}")
     if observer not in OBSERVERS:
         raise ModelError(f"observer={observer!r}: expected one of {', '.join(OBSERVERS)}")
-    if not max_error > 0:
+    if not isinstance(max_error, (int, float)) or not max_error > 0:
         raise ModelError(f"max_layer_error={max_error!r}: expected a positive number")
-    if isinstance(calibrate, torch.Tensor) or calibrate is None:
-        description = "a tensor" if calibrate is not None else "None"
-        raise ModelError(f"calibrate: expected a list of inputs of the model for dtype={dtype!r}, not {description}")
+    if isinstance(calibrate, torch.Tensor) or not isinstance(calibrate, Iterable):
+        type_name = type(calibrate).__name__
+        raise ModelError(f"calibrate: expected a list of inputs of the model for dtype={dtype!r}, not {type_name}")
     batches = [batch if isinstance(batch, tuple) else (batch,) for batch in calibrate]
     if not batches:
         raise ModelError("calibrate: expected at least one input of the model")

@@ -45,7 +45,13 @@ def plan_shared_memory(function: PrimFunc) -> SharedMemoryLayout:
     def list_buffers(kind: type) -> list[tuple[Any, np.dtype[Any]]]:
         buffers = [node.buffer for node in collect_nodes(function.body, kind)]
         shared_buffers = [buffer for buffer in buffers if str(buffer.scope()).startswith("shared")]
-        return [(buffer, get_numpy_dtype(str(buffer.dtype))) for buffer in shared_buffers]
+        return [(buffer, get_dtype(str(buffer.dtype))) for buffer in shared_buffers]
+
+    def get_dtype(name: str) -> np.dtype[Any]:
+        try:
+            return get_numpy_dtype(name)
+        except TypeError as error:  # a vector
+            raise AnalysisError(f"the emulator does not support shared memory of {name}") from error
 
     offsets: dict[Any, int] = {}
     nbytes = 0
