@@ -21,7 +21,8 @@ from tvmconv.workloads.conv_gradient import InputGradient
 from ...primitives import disable_buffer_reuse
 from ...tir_builder import Buffer, build_schedule
 from ..reduction import FLOAT_DTYPES
-from .depthwise_tma import WINDOWS, emit_kernel, has_depthwise_windows, is_promising
+from ..row_walk_config import is_promising
+from .depthwise_tma import WINDOWS, emit_kernel, has_depthwise_windows
 from .depthwise_tma_config import DepthwiseTmaConfig
 
 

@@ -7,10 +7,10 @@ compute the tiles before. These read shared memory without guards.
 A thread has a vector of channels, and a strip of neighbouring columns of dY. It walks down the rows of the window, and
 adds the products of a row of X with all rows of dY that it meets below a tap to float32 sums in registers, over all
 tiles of the CTA. If a tile has whole images, products outside of them are left out. The threads of a CTA then add their
-sums in shared memory. A second kernel adds those of all CTAs, or the CTAs of a cluster send them to each other. The
+sums in shared memory. A second kernel adds those of all CTAs, or the CTAs of a cluster add them (`cluster_sums`). The
 order of all sums is fixed, so that each run returns the same bits.
 
-Source: PTX ISA, "cp.async.bulk.tensor", "mapa" and "barrier.cluster".
+Source: PTX ISA, "cp.async.bulk.tensor".
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 
 from tvm.s_tir import Schedule
 from tvm.script import tirx as T  # noqa: N812  (TVM's own name for it)
@@ -52,12 +52,15 @@ from ...tir_builder import (
     unpack,
 )
 from ..reduction import FLOAT_DTYPES
+from ..row_walk import locate_item
+from ..row_walk_config import COPY_BYTES, STAGE_ALIGNMENT_BYTES
 from ..tensor_cores.gemm.atoms import ThreadPosition
-from ..tensor_cores.gemm.cta import allocate_smem, allow_dependent_launch
-from ..tensor_cores.gemm.pipelines import PipelineState, TmaPipeline, fence_barrier_init, map_to_cta
-from ..tensor_cores.gemm.tma import TmaCopy, prefetch_tensor_maps
-from .depthwise_sums import StoreResult, build_depthwise_sums
-from .depthwise_tma_config import COPY_BYTES, STAGE_ALIGNMENT_BYTES
+from ..tensor_cores.gemm.cta import allocate_smem
+from ..tensor_cores.gemm.pipelines import PipelineState, TmaPipeline
+from ..tensor_cores.gemm.prologue import emit_prologue
+from ..tensor_cores.gemm.tma import TmaCopy
+from .cluster_sums import ClusterSums
+from .depthwise_sums import StoreResult, build_depthwise_sums, part_tiles
 from .window_wgrad_config import WindowWgradConfig
 
 
@@ -127,13 +130,7 @@ def emit_products(
             int(config.window_bytes) + int(config.gradient_bytes),
             num_consumers=compute_threads // WARP_SIZE,
         )
-        with if_(thread == compute_threads):
-            prefetch_tensor_maps([gradient_map, input_map])
-        with if_(thread == 0):
-            pipeline.init_barriers()
-            fence_barrier_init()
-        emit_call(T.cuda.cta_sync())
-        allow_dependent_launch()
+        emit_prologue(pipeline, thread, [gradient_map, input_map], compute_threads)
         kernel = WindowWgradKernel(config, workspace, store_result, pipeline, smem, part, block, thread)
         kernel.emit(gradient_map, input_map)
 
@@ -174,36 +171,36 @@ class WindowWgradKernel:
         self.pipeline, self.smem, self.part, self.thread = pipeline, smem, part, thread
         self.position, self.state = ThreadPosition(thread), PipelineState("tile", int(config.stages))
         self.first_channel = block * int(config.channels)
+        self.cluster_sums: ClusterSums | None = None
+        if int(config.parts_in_cluster) == 1:
+            sizes = int(config.num_parts), int(config.sums_per_cta), int(config.sums_per_rank)
+            self.cluster_sums = ClusterSums(smem + to_uint32(int(config.cluster_offset_bytes)), part, *sizes)
 
     def emit(self, gradient_map: Expr, input_map: Expr) -> None:
         """Emit the kernel after its barriers are initialized."""
-        config = self.config
-        compute_threads, in_cluster = int(config.compute_threads), int(config.parts_in_cluster) == 1
-        if in_cluster:
-            emit_ptx("barrier.cluster.arrive.relaxed")
+        config, cluster_sums = self.config, self.cluster_sums
+        compute_threads = int(config.compute_threads)
+        if cluster_sums:
+            cluster_sums.announce()
         self.sums = allocate("sums", int(config.num_accumulators), ACCUMULATOR)
         with if_(self.thread < compute_threads):
             self.compute()
         with self.position.elect_in_warp(compute_threads // WARP_SIZE):
             self.copy_tiles(gradient_map, input_map)
-        if in_cluster:
-            emit_ptx("barrier.cluster.wait.acquire")  # all CTAs of the cluster run
-            self.remote = Register("remote_sum", "uint32")
+        if cluster_sums:
+            cluster_sums.begin()
         self.add_threads()
-        if in_cluster:
-            emit_ptx("barrier.cluster.arrive.release")
-            emit_ptx("barrier.cluster.wait.acquire")
-            self.add_cluster()
+        if cluster_sums:
+            owners = int(config.tap_groups * config.vectors)
+            cluster_sums.add_up(
+                self.thread,
+                int(config.num_threads),
+                lambda index, value: self.store_sum(index // owners, index % owners, value),
+            )
 
-    @contextlib.contextmanager
-    def for_each_tile(self) -> Iterator[Expr]:
+    def open_tiles(self) -> contextlib.AbstractContextManager[Expr]:
         """Open the loop over the tiles of the CTA."""
-        config = self.config
-        iterations = int(config.iterations)
-        with serial_loop(iterations, "iteration") as iteration:
-            tile = self.part * iterations + iteration
-            with if_(is_below(tile, int(config.num_tiles), iterations)):
-                yield tile
+        return part_tiles(self.part, int(self.config.iterations), int(self.config.num_tiles))
 
     def copy_tiles(self, gradient_map: Expr, input_map: Expr) -> None:
         """Copy the tiles of dY and the windows of X below them, with zeros outside of the images; run by one thread."""
@@ -214,7 +211,7 @@ class WindowWgradKernel:
             for pad, is_known in ((pad_y, bool(config.has_known_lines)), (pad_x, bool(config.has_known_columns)))
         )
         tiles_y, tiles_x = int(config.tiles_y), int(config.tiles_x)
-        with self.for_each_tile() as tile:
+        with self.open_tiles() as tile:
             pipeline.producer_acquire(state.index, state.phase)
             stage, barrier = pipeline.stage_address(state.index), pipeline.full_barrier(state.index)
             image = tile // (tiles_x * tiles_y) * int(config.images)
@@ -241,9 +238,7 @@ class WindowWgradKernel:
             )
         )
         fill_zeros(self.sums, int(config.num_accumulators))
-        item = self.thread
-        if num_items < int(config.compute_threads):  # a thread without an item computes the first one
-            item = Register("item", value=T.Select(self.thread < num_items, self.thread, 0)).value
+        item = locate_item(self.thread, num_items, int(config.compute_threads))
         strip = Register("first_column", value=item // vectors % strips * int(config.strip)).value
         self.first_column, image = strip, item // (vectors * strips) % images
         group = item // (vectors * strips * images)
@@ -256,7 +251,7 @@ class WindowWgradKernel:
             Register(name, "uint32", to_uint32((pixel * int(config.channels) + lane_channel) * config.itemsize)).value
             for name, pixel in (("window_offset", window_pixel), ("gradient_offset", gradient_pixel))
         )
-        with self.for_each_tile():
+        with self.open_tiles():
             self.pipeline.consumer_wait(self.state.index, self.state.phase)
             stage = self.pipeline.stage_address(self.state.index)
             window = Register("window_address", "uint32", stage + window_offset).value
@@ -366,15 +361,11 @@ class WindowWgradKernel:
                 self.pass_on(first + number, owner, total[0])
 
     def pass_on(self, number: Expr, owner: Expr, value: Expr) -> None:
-        """Store a sum of the CTA to the workspace, to the CTA of the cluster that adds it up, or as the gradient."""
-        config = self.config
-        if int(config.parts_in_cluster) == 1:
-            index = number * int(config.tap_groups * config.vectors) + owner
-            rank, place = index // int(config.sums_per_rank), index % int(config.sums_per_rank)
-            map_to_cta(self.remote, self.locate_part(self.part, place), rank)
-            emit_ptx("st.shared::cluster.b32", self.remote.value, T.reinterpret("uint32", value))
-            return
-        self.store_sum(number, owner, value)
+        """Send a sum of the CTA to the CTA of the cluster that adds it up, or store it."""
+        if self.cluster_sums:
+            self.cluster_sums.send(number * int(self.config.tap_groups * self.config.vectors) + owner, value)
+        else:
+            self.store_sum(number, owner, value)
 
     def store_sum(self, number: Expr, owner: Expr, value: Expr) -> None:
         """Store a sum if there is such an element of dK."""
@@ -389,22 +380,3 @@ class WindowWgradKernel:
                 self.store_result(tap, channel, value)
             else:
                 store(self.workspace, (self.part * self.shape.num_taps + tap) * config.w.C + channel, value)
-
-    def locate_part(self, part: Expr, place: Expr) -> Expr:
-        """Return the address of a part's sum among those that a CTA adds up."""
-        index = part * int(self.config.sums_per_rank) + place
-        return self.smem + to_uint32(int(self.config.cluster_offset_bytes)) + to_uint32(index * 4)
-
-    def add_cluster(self) -> None:
-        """Add the CTA's share of the sums over the CTAs of the cluster in order, and store the gradient."""
-        config = self.config
-        owners, per_rank = int(config.tap_groups * config.vectors), int(config.sums_per_rank)
-        total, value = allocate("cluster_total", 1, ACCUMULATOR), allocate("cluster_sum", 1, "uint32")
-        with items_loop(per_rank, self.thread, int(config.num_threads)) as item:
-            index = self.part * per_rank + item
-            with if_(index < int(config.sums_per_cta)):
-                store(total, 0, T.float32(0))
-                for part in range(int(config.num_parts)):
-                    load_shared(value, self.locate_part(part, item), 4)
-                    store(total, 0, total[0] + T.reinterpret(ACCUMULATOR, value[0]))
-                self.store_sum(index // owners, index % owners, total[0])

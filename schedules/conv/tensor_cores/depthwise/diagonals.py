@@ -52,10 +52,11 @@ from ....tir_builder import (
 )
 from ...transposed_view import TransposedView
 from ..gemm.atoms import MmaSyncAtom, ldmatrix_x2, ldmatrix_x4, named_barrier_sync
-from ..gemm.cta import Cta, allocate_smem, allow_dependent_launch, open_cta
+from ..gemm.cta import Cta, allocate_smem, open_cta
 from ..gemm.epilogue_ops import EpilogueOps, apply_to_vector
-from ..gemm.pipelines import PipelineState, TmaPipeline, fence_barrier_init
-from ..gemm.tma import TmaCopy, prefetch_tensor_maps, tma_store, tma_store_fence, tma_store_wait
+from ..gemm.pipelines import PipelineState, TmaPipeline
+from ..gemm.prologue import emit_prologue
+from ..gemm.tma import TmaCopy, tma_store, tma_store_fence, tma_store_wait
 from .diagonal_config import ELEMENT_BYTES, REGISTERS_PER_MMA, DiagonalConfig
 from .octets import OCTET, STAGE_ALIGNMENT_BYTES, get_swizzle_bytes, locate_octet
 
@@ -116,13 +117,7 @@ def emit_diagonals(config: DiagonalConfig, arguments: dict[str, Buffer], ops: Ep
         barriers = smem + to_uint32(int(config.barrier_offset_bytes))
         sizes = int(config.stage_pitch), barriers, stages, int(config.window_bytes)
         pipeline = TmaPipeline(smem, *sizes, num_consumers=int(config.compute_warps))
-        with if_(cta.thread.thread == compute_threads):
-            prefetch_tensor_maps([input_map, output_map])
-        with if_(cta.thread.thread == 0):
-            pipeline.init_barriers()
-            fence_barrier_init()
-        emit_call(T.cuda.cta_sync())
-        allow_dependent_launch()
+        emit_prologue(pipeline, cta.thread.thread, [input_map, output_map], compute_threads)
         results = smem + to_uint32(int(config.result_offset_bytes))
         kernel = DiagonalKernel(config, arguments, ops, cta, pipeline, results)
         with if_(cta.thread.thread < compute_threads):
