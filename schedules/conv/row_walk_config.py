@@ -5,6 +5,7 @@ A warp of its own copies the tiles of a persistent CTA ahead. A CTA that has one
 
 from __future__ import annotations
 
+import functools
 import math
 from abc import abstractmethod
 from dataclasses import dataclass
@@ -52,9 +53,19 @@ def competes_for_cache(w: Conv) -> bool:
     return bool(low < w.min_bytes / H200.architecture.l2_bytes <= high)
 
 
-def has_short_padding(w: Conv) -> bool:
-    """Return whether a walk can leave out the rows above an image: each output row begins before one is complete."""
-    return w.pad_low[0] <= max(0, count_lead_lines(w) - w.dilation[0])
+@functools.lru_cache(maxsize=64)
+def can_skip_padding(w: Conv) -> bool:
+    """Return whether a walk can leave out the rows outside of an image.
+
+    An output row that begins above the image has to begin before the first one is complete, where the loop over rows
+    begins. Each output row has to meet a row of the image, at which it is stored: a dilated filter may reach over a
+    small image, and wide padding may hold whole output rows.
+    """
+    image = range(w.pad_low[0], w.pad_low[0] + w.input_size[0])
+    starts = range(0, w.output_size[0] * w.stride[0], w.stride[0])
+    taps = range(0, count_lead_lines(w) + 1, w.dilation[0])
+    is_short = w.pad_low[0] <= max(0, count_lead_lines(w) - w.dilation[0])
+    return is_short and all(any(start + tap in image for tap in taps) for start in starts)
 
 
 def is_plain_depthwise(w: Conv) -> bool:

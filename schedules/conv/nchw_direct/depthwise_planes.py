@@ -49,8 +49,8 @@ from ..row_walk import COMPUTE_BARRIER, RowWalk, RowWalkCta, locate_item, open_r
 from ..row_walk_config import (
     COPY_BYTES,
     FIRST,
+    can_skip_padding,
     count_period_lines,
-    has_short_padding,
     is_plain_depthwise,
     is_promising,
 )
@@ -221,7 +221,7 @@ class PlaneWalk(RowWalk):
     def lines(self) -> range:
         """Rows of the window inside of the image; all rows if those outside are not the same for all threads."""
         w, lines = self.w, super().lines
-        if int(self.config.parts) > 1 or not has_short_padding(w):
+        if int(self.config.parts) > 1 or not can_skip_padding(w):
             return lines
         return range(w.pad_low[0], min(lines.stop, w.pad_low[0] + w.input_size[0]))
 

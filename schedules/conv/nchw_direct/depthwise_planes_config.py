@@ -226,8 +226,9 @@ class DepthwisePlanesConfig(RowWalkConfig):
         totals = np.zeros(address.shape[0])
         for size in (2, 4, 8, 16):
             count = min(WARP_SIZE, WARP_SIZE * WORD_BYTES // size)  # threads whose words a wavefront has, at most
-            words = address.reshape(len(address), -1, count)[..., None] // WORD_BYTES + np.arange(max(1, size // 4))
-            words = np.sort(words.reshape(*words.shape[:2], -1), axis=-1)
+            shape = len(address), WARP_SIZE // count, count * max(1, size // WORD_BYTES)
+            words = address[..., None] // WORD_BYTES + np.arange(max(1, size // WORD_BYTES))
+            words = np.sort(words.reshape(shape), axis=-1)
             is_new = np.concatenate([np.ones_like(words[..., :1], bool), np.diff(words, axis=-1) > 0], axis=-1)
             banks = (words % WARP_SIZE)[..., None] == np.arange(WARP_SIZE)
             wavefronts = (banks & is_new[..., None]).sum(axis=-2).max(axis=-1).sum(axis=-1)

@@ -22,9 +22,9 @@ from ..row_walk_config import (
     NORMAL,
     START_CYCLES,
     RowWalkConfig,
+    can_skip_padding,
     count_period_lines,
     count_periods,
-    has_short_padding,
 )
 from ..tile_config import Rule, overlap_cycles
 
@@ -152,7 +152,7 @@ class DepthwiseTmaConfig(RowWalkConfig):
     @property
     def has_whole_images(self) -> Any:
         """Whether a tile has all rows of an image, so that it needs none outside of it."""
-        return (self.rows >= self.w.output_size[0]) & has_short_padding(self.w)
+        return (self.rows >= self.w.output_size[0]) & can_skip_padding(self.w)
 
     @property
     def skipped_lines(self) -> Any:

@@ -187,13 +187,13 @@ class WindowWgradConfig(EstimatedTileConfig):
 
     @property
     def has_known_lines(self) -> Any:
-        """Whether a tile has all rows of an image, so that rows of X outside of it are known to the compiler."""
-        return (self.tiles_y == 1) & (self.tap_groups == 1)
+        """Whether a tile has all rows of an image, so that rows of X outside of it are known; some are inside."""
+        return (self.shape.count_inside_taps(1) > 0) & (self.tiles_y == 1) & (self.tap_groups == 1)
 
     @property
     def has_known_columns(self) -> Any:
-        """Whether a thread has all columns of an image, so that columns of X outside of it are known."""
-        return (self.tiles_x == 1) & (self.strip == self.columns)
+        """Whether a thread has all columns of an image, so that columns of X outside are known; some are inside."""
+        return (self.shape.count_inside_taps(2) > 0) & (self.tiles_x == 1) & (self.strip == self.columns)
 
     def _count_window(self, axis: int, outputs: Any, taps: Any, is_known: Any) -> Any:
         """Return the extent of the window of X below rows or columns of dY."""
