@@ -23,7 +23,6 @@ from ..tir_builder import (
     Expr,
     Register,
     allocate,
-    emit_call,
     if_,
     is_below,
     items_loop,
@@ -89,9 +88,7 @@ class RowWalkCta:
 
     def release_stage(self) -> None:
         """Release the stage that a warp has read; run by all threads that compute."""
-        emit_call(T.cuda.warp_sync())
-        with if_(self.position.thread.lane == 0):
-            self.pipeline.consumer_arrive(self.state.index)
+        self.pipeline.warp_release(self.state.index, self.position.thread)
 
     def emit_roles(self, load: Callable[[], None], compute: Callable[[], None]) -> None:
         """Emit what the warps do: one thread loads all tiles, of a warp of its own if there are several."""

@@ -49,7 +49,6 @@ from ...tir_builder import (
     store,
     thread_axis,
     to_uint32,
-    unpack,
 )
 from ..reduction import FLOAT_DTYPES
 from ..row_walk import locate_item
@@ -62,6 +61,7 @@ from ..tensor_cores.gemm.tma import TmaCopy
 from .cluster_sums import ClusterSums
 from .depthwise_sums import StoreResult, build_depthwise_sums, part_tiles
 from .window_wgrad_config import WindowWgradConfig
+from .window_wgrad_walk import WindowWgradWalk
 
 
 def has_tiles(w: WeightGradient) -> bool:
@@ -171,6 +171,7 @@ class WindowWgradKernel:
         self.pipeline, self.smem, self.part, self.thread = pipeline, smem, part, thread
         self.position, self.state = ThreadPosition(thread), PipelineState("tile", int(config.stages))
         self.first_channel = block * int(config.channels)
+        self.owners = int(config.tap_groups * config.vectors)  # threads with different taps or channels
         self.cluster_sums: ClusterSums | None = None
         if int(config.parts_in_cluster) == 1:
             sizes = int(config.num_parts), int(config.sums_per_cta), int(config.sums_per_rank)
@@ -191,11 +192,10 @@ class WindowWgradKernel:
             cluster_sums.begin()
         self.add_threads()
         if cluster_sums:
-            owners = int(config.tap_groups * config.vectors)
             cluster_sums.add_up(
                 self.thread,
                 int(config.num_threads),
-                lambda index, value: self.store_sum(index // owners, index % owners, value),
+                lambda index, value: self.store_sum(index // self.owners, index % self.owners, value),
             )
 
     def open_tiles(self) -> contextlib.AbstractContextManager[Expr]:
@@ -205,11 +205,9 @@ class WindowWgradKernel:
     def copy_tiles(self, gradient_map: Expr, input_map: Expr) -> None:
         """Copy the tiles of dY and the windows of X below them, with zeros outside of the images; run by one thread."""
         config, shape, pipeline, state = self.config, self.shape, self.pipeline, self.state
-        (_, step_y, step_x), (_, pad_y, pad_x) = shape.strides, shape.pad_low
-        pad_y, pad_x = (
-            0 if is_known else pad
-            for pad, is_known in ((pad_y, bool(config.has_known_lines)), (pad_x, bool(config.has_known_columns)))
-        )
+        _, step_y, step_x = shape.strides
+        pad_y = 0 if config.has_known_lines else shape.pad_low[1]
+        pad_x = 0 if config.has_known_columns else shape.pad_low[2]
         tiles_y, tiles_x = int(config.tiles_y), int(config.tiles_x)
         with self.open_tiles() as tile:
             pipeline.producer_acquire(state.index, state.phase)
@@ -226,119 +224,37 @@ class WindowWgradKernel:
 
     def compute(self) -> None:
         """Add up the products of all tiles; run by all threads but those of the last warp."""
-        config, shape = self.config, self.shape
-        vectors, strips, images, groups, num_items = (
-            int(value)
-            for value in (
-                config.vectors,
-                config.columns // config.strip,
-                config.images,
-                config.tap_groups,
-                config.num_items,
-            )
-        )
+        config, shape, pipeline, state = self.config, self.shape, self.pipeline, self.state
+        vectors, images, groups = int(config.vectors), int(config.images), int(config.tap_groups)
+        strips = int(config.columns // config.strip)
         fill_zeros(self.sums, int(config.num_accumulators))
-        item = locate_item(self.thread, num_items, int(config.compute_threads))
-        strip = Register("first_column", value=item // vectors % strips * int(config.strip)).value
-        self.first_column, image = strip, item // (vectors * strips) % images
-        group = item // (vectors * strips * images)
+        item = locate_item(self.thread, int(config.num_items), int(config.compute_threads))
+        column = Register("first_column", value=item // vectors % strips * int(config.strip)).value
+        image, group = item // (vectors * strips) % images, item // (vectors * strips * images)
         line = group * (int(config.taps_y) * shape.dilations[1]) if groups > 1 else 0
         lane_channel = item % vectors * int(config.vector)
         window_line = image * int(config.window_lines) + line
-        window_pixel = window_line * int(config.window_columns) + strip * shape.strides[2]
-        gradient_pixel = image * (int(config.rows) * int(config.gradient_columns)) + strip
+        window_pixel = window_line * int(config.window_columns) + column * shape.strides[2]
+        gradient_pixel = image * (int(config.rows) * int(config.gradient_columns)) + column
         window_offset, gradient_offset = (
             Register(name, "uint32", to_uint32((pixel * int(config.channels) + lane_channel) * config.itemsize)).value
             for name, pixel in (("window_offset", window_pixel), ("gradient_offset", gradient_pixel))
         )
         with self.open_tiles():
-            self.pipeline.consumer_wait(self.state.index, self.state.phase)
-            stage = self.pipeline.stage_address(self.state.index)
+            pipeline.consumer_wait(state.index, state.phase)
+            stage = pipeline.stage_address(state.index)
             window = Register("window_address", "uint32", stage + window_offset).value
             offset = to_uint32(int(config.gradient_offset_bytes))
             gradient = Register("gradient_address", "uint32", stage + offset + gradient_offset).value
-            self.walk(window, gradient)
-            self.state.advance()
-
-    def walk(self, window: Expr, gradient: Expr) -> None:
-        """Add the products of each row of X with the rows of dY that it meets below a tap."""
-        config, shape = self.config, self.shape
-        strip, vector, taps_y = int(config.strip), int(config.vector), int(config.taps_y)
-        if config.has_known_columns:
-            strip = min(strip, shape.output_size[2])
-        (_, step_y, step_x), (_, dilation_y, dilation_x) = shape.strides, shape.dilations
-        num_columns = shape.kernel_size[2]
-        lines, columns = config.list_lines(), config.list_columns()
-        first_line = shape.pad_low[1] if config.has_known_lines else 0
-        first_column = shape.pad_low[2] if config.has_known_columns or config.whole_rows else 0
-        pixel_bytes = int(config.channels) * config.itemsize
-        rows = min(int(config.rows), shape.output_size[1])
-        last_strip = int(config.columns) - strip  # first column of the last thread along a row
-        self.words = allocate("words", max(1, vector * config.itemsize // 4), "uint32")
-        inputs = allocate("inputs", len(columns) * vector, ACCUMULATOR)
-        gradients = allocate("gradients", rows * strip * vector, ACCUMULATOR)
-        loaded_rows: set[int] = set()
-        for line in lines:
-            for i, column in enumerate(columns):
-                pixel = (line - first_line) * int(config.window_columns) + column - first_column
-                place = column - first_column, step_x, last_strip, shape.input_size[2]
-                self.load(inputs, i * vector, window, pixel * pixel_bytes, self.list_guards(*place))
-            users = [(y, r) for y in range(rows) for r in range(taps_y) if y * step_y + r * dilation_y == line]
-            for y in sorted({y for y, _ in users} - loaded_rows):
-                loaded_rows.add(y)
-                for j in range(strip):
-                    offset = (y * int(config.gradient_columns) + j) * pixel_bytes
-                    guards = self.list_guards(j, 1, last_strip, shape.output_size[2])
-                    self.load(gradients, (y * strip + j) * vector, gradient, offset, guards)
-            if line == lines[-1]:
-                emit_call(T.cuda.warp_sync())
-                with if_(self.position.lane == 0):
-                    self.pipeline.consumer_arrive(self.state.index)
-            for j in range(strip):
-                for (y, r), s in ((user, s) for user in users for s in range(num_columns)):
-                    column = j * step_x + s * dilation_x
-                    if column not in columns:
-                        continue
-                    for e in range(vector):
-                        number = (r * num_columns + s) * vector + e
-                        product = inputs[columns.index(column) * vector + e] * gradients[(y * strip + j) * vector + e]
-                        store(self.sums, number, self.sums[number] + product)
-
-    def list_guards(self, offset: int, step: int, last: int, width: int) -> list[Expr]:
-        """Return the conditions that a column of the thread is in a whole row; tiles have zeros beyond their rows."""
-        if not self.config.whole_rows or self.config.has_known_columns:
-            return []
-        column = self.first_column * step + offset
-        return [column >= 0] * (offset < 0) + [column < width] * (last * step + offset >= width)
-
-    def load(self, values: Buffer, first: int, address: Expr, offset: int, guards: Sequence[Expr]) -> None:
-        """Load a vector of channels of a pixel, or zeros, and convert it to the dtype of the sums."""
-        vector = int(self.config.vector)
-        num_bytes = vector * self.config.itemsize
-        if guards:
-            for word in range(max(1, num_bytes // 4)):
-                store(self.words, word, T.uint32(0))
-        with if_(logical_and(*guards)):
-            load_shared(self.words, address + to_uint32(offset % 2**32), num_bytes)  # addresses have 32 bits
-        for e, value in enumerate(unpack(self.words, vector, self.config.w.storage)):
-            store(values, first + e, value)
+            walk = WindowWgradWalk(config, self.sums, column, window, gradient)
+            walk.run(lambda: pipeline.warp_release(state.index, self.position))
+            state.advance()
 
     def add_threads(self) -> None:
         """Add the sums of the threads with the same taps and channels in order, and pass them on."""
         config = self.config
-        num_sums, at_a_time, pitch, vectors, groups, num_threads, pixel_threads = (
-            int(value)
-            for value in (
-                config.num_accumulators,
-                config.sums_at_a_time,
-                config.sum_pitch,
-                config.vectors,
-                config.tap_groups,
-                config.num_threads,
-                config.pixel_threads,
-            )
-        )
-        owners = vectors * groups
+        num_sums, at_a_time = int(config.num_accumulators), int(config.sums_at_a_time)
+        pitch, vectors, pixel_threads = int(config.sum_pitch), int(config.vectors), int(config.pixel_threads)
         total, value = allocate("total", 1, ACCUMULATOR), allocate("sum", 1, "uint32")
         place = Register("sum_address", "uint32", self.smem + to_uint32(self.thread * 4)).value
         for first in range(0, num_sums, at_a_time):
@@ -349,8 +265,8 @@ class WindowWgradKernel:
                     store(value, 0, T.reinterpret("uint32", self.sums[first + i]))
                     emit_ptx("st.shared.b32", place + to_uint32(i * pitch * 4), value[0])
             emit_call(T.cuda.cta_sync())
-            with items_loop(count * owners, self.thread, num_threads) as item:
-                owner, number = item % owners, item // owners
+            with items_loop(count * self.owners, self.thread, int(config.num_threads)) as item:
+                owner, number = item % self.owners, item // self.owners
                 first_thread = owner // vectors * (pixel_threads * vectors) + owner % vectors
                 store(total, 0, T.float32(0))
                 address = self.smem + to_uint32((number * pitch + first_thread) * 4)
@@ -363,7 +279,7 @@ class WindowWgradKernel:
     def pass_on(self, number: Expr, owner: Expr, value: Expr) -> None:
         """Send a sum of the CTA to the CTA of the cluster that adds it up, or store it."""
         if self.cluster_sums:
-            self.cluster_sums.send(number * int(self.config.tap_groups * self.config.vectors) + owner, value)
+            self.cluster_sums.send(number * self.owners + owner, value)
         else:
             self.store_sum(number, owner, value)
 

@@ -40,7 +40,6 @@ from ....tir_builder import (
     allocate,
     build_schedule,
     declare_tensor_map,
-    emit_call,
     if_,
     is_below,
     items_loop,
@@ -213,9 +212,7 @@ class DiagonalKernel:
                 first_item = position.warp // self.octets
                 with items_loop(int(config.items_per_tile), first_item, int(config.warps)) as item:
                     self.multiply(tile, item * int(config.mma_columns), window)
-                emit_call(T.cuda.warp_sync())
-                with if_(position.lane == 0):
-                    self.pipeline.consumer_arrive(self.state.index)
+                self.pipeline.warp_release(self.state.index, position)
                 self.state.advance()
                 tma_store_fence()
                 named_barrier_sync(COMPUTE_BARRIER, compute_threads)

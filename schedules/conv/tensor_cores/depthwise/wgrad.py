@@ -40,7 +40,6 @@ from ....tir_builder import (
     allocate,
     block_axes,
     declare_tensor_map,
-    emit_call,
     emit_ptx,
     fill_zeros,
     if_,
@@ -193,9 +192,7 @@ class DepthwiseWgradKernel:
         with self.open_tiles():
             pipeline.consumer_wait(state.index, state.phase)
             self.multiply(pipeline.stage_address(state.index))
-            emit_call(T.cuda.warp_sync())
-            with if_(self.position.lane == 0):
-                pipeline.consumer_arrive(state.index)
+            pipeline.warp_release(state.index, self.position)
             state.advance()
         self.store_sums()
 
