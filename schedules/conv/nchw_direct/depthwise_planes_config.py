@@ -10,7 +10,7 @@ from typing import Any, ClassVar
 import numpy as np
 
 from tvmconv.arithmetic import ceil_div, round_up
-from tvmconv.target import WARP_SIZE
+from tvmconv.target import NUM_BANKS, WARP_SIZE
 from tvmconv.workloads import Conv
 from tvmconv.workloads.dtypes import get_itemsize
 
@@ -31,6 +31,7 @@ from ..tile_config import Rule, overlap_cycles
 
 OUTPUTS = DIRECT, STAGED = "direct", "staged"  # how results are stored
 WORD_BYTES = 4  # of a bank of shared memory
+LOAD_BYTES = (2, 4, 8, 16)  # of a thread's load from shared memory
 MAX_STAGE_BYTES = 96 << 10
 STRIPS = (1, 2, 4, 7, 8, 14)  # neighbouring output columns per thread
 MAX_PARTS = 8  # parts of the rows of a plane
@@ -48,6 +49,21 @@ def list_channel_choices(w: Conv) -> list[int]:
     plane_bytes = math.prod(w.input_size) * get_itemsize(w.storage)
     divisors = [n for n in range(1, w.C + 1) if w.C % n == 0 and n * plane_bytes % COPY_BYTES == 0]
     return [n for n in divisors if n * plane_bytes <= MAX_STAGE_BYTES]
+
+
+def count_wavefronts(addresses: np.ndarray, num_bytes: int) -> np.ndarray:
+    """Return the wavefronts in which shared memory serves loads of a warp: (loads,).
+
+    Args:
+        addresses: Bytes in front of what each thread loads: (loads, threads).
+        num_bytes: Bytes that a thread loads, a power of two.
+    """
+    words_per_thread = max(1, num_bytes // WORD_BYTES)
+    words = addresses[..., None] // WORD_BYTES + np.arange(words_per_thread)
+    words = np.sort(words.reshape(len(addresses), words_per_thread, WARP_SIZE), axis=-1)  # 128 bytes at a time
+    is_new = np.concatenate([np.ones_like(words[..., :1], bool), np.diff(words, axis=-1) > 0], axis=-1)
+    in_bank = (words % NUM_BANKS)[..., None] == np.arange(NUM_BANKS)
+    return (in_bank & is_new[..., None]).sum(axis=-2).max(axis=-1).sum(axis=-1)
 
 
 @dataclass(frozen=True)
@@ -223,16 +239,9 @@ class DepthwisePlanesConfig(RowWalkConfig):
         address = (plane * w.input_size[1] + lane % strips * strip * w.stride[1]) * self.itemsize
         vector = math.gcd(w.input_size[1], COPY_BYTES // self.itemsize)
         nbytes = np.where(strips == 1, vector, np.gcd(vector, strip * w.stride[1])) * self.itemsize
-        totals = np.zeros(address.shape[0])
-        for size in (2, 4, 8, 16):
-            count = min(WARP_SIZE, WARP_SIZE * WORD_BYTES // size)  # threads whose words a wavefront has, at most
-            shape = len(address), WARP_SIZE // count, count * max(1, size // WORD_BYTES)
-            words = address[..., None] // WORD_BYTES + np.arange(max(1, size // WORD_BYTES))
-            words = np.sort(words.reshape(shape), axis=-1)
-            is_new = np.concatenate([np.ones_like(words[..., :1], bool), np.diff(words, axis=-1) > 0], axis=-1)
-            banks = (words % WARP_SIZE)[..., None] == np.arange(WARP_SIZE)
-            wavefronts = (banks & is_new[..., None]).sum(axis=-2).max(axis=-1).sum(axis=-1)
-            totals = np.where(nbytes[:, 0] == size, wavefronts, totals)
+        totals = np.select(
+            [nbytes[:, 0] == size for size in LOAD_BYTES], [count_wavefronts(address, size) for size in LOAD_BYTES]
+        )
         return totals if np.ndim(self.strip) else totals[0]
 
     @property
