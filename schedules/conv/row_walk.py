@@ -122,7 +122,7 @@ def open_row_walk(
         barriers = smem + to_uint32(int(config.barrier_offset_bytes))
         sizes = int(config.stage_bytes), barriers, stages, int(config.copy_bytes)
         pipeline = TmaPipeline(smem, *sizes, num_consumers=compute_threads // WARP_SIZE)
-        emit_prologue(pipeline, cta.thread.thread, tensor_maps, compute_threads if config.is_persistent else 0)
+        emit_prologue(cta.thread, [pipeline], tensor_maps, compute_threads if config.is_persistent else 0)
         ops = EpilogueOps.from_workload(config.w).bind_tensor_args(arguments, uses_registers=True)
         yield RowWalkCta(config, arguments, ops, cta, smem, pipeline, PipelineState(state_name, stages))
 

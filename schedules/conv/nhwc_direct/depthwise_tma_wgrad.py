@@ -130,8 +130,9 @@ def emit_products(
             int(config.window_bytes) + int(config.gradient_bytes),
             num_consumers=compute_threads // WARP_SIZE,
         )
-        emit_prologue(pipeline, thread, [gradient_map, input_map], compute_threads)
-        kernel = WindowWgradKernel(config, workspace, store_result, pipeline, smem, part, block, thread)
+        position = ThreadPosition(thread)
+        emit_prologue(position, [pipeline], [gradient_map, input_map], first_loader=compute_threads)
+        kernel = WindowWgradKernel(config, workspace, store_result, pipeline, smem, part, block, position)
         kernel.emit(gradient_map, input_map)
 
 
@@ -165,11 +166,12 @@ class WindowWgradKernel:
         smem: Expr,
         part: Expr,
         block: Expr,
-        thread: Expr,
+        position: ThreadPosition,
     ) -> None:
         self.config, self.shape, self.workspace, self.store_result = config, config.shape, workspace, store_result
-        self.pipeline, self.smem, self.part, self.thread = pipeline, smem, part, thread
-        self.position, self.state = ThreadPosition(thread), PipelineState("tile", int(config.stages))
+        self.pipeline, self.smem, self.part = pipeline, smem, part
+        self.position, self.thread = position, position.thread
+        self.state = PipelineState("tile", int(config.stages))
         self.first_channel = block * int(config.channels)
         self.owners = int(config.tap_groups * config.vectors)  # threads with different taps or channels
         self.cluster_sums: ClusterSums | None = None

@@ -29,6 +29,7 @@ from tvm.script import tirx as T  # noqa: N812  (TVM's own name for it)
 
 from tvmconv import tensor_map as maps
 from tvmconv.target import WARP_SIZE
+from tvmconv.workloads.conv_gradient import InputGradient
 from tvmconv.workloads.conv_operator import ConvOperator
 from tvmconv.workloads.dtypes import ACCUMULATOR
 
@@ -49,7 +50,7 @@ from ....tir_builder import (
     store_shared,
     to_uint32,
 )
-from ...transposed_view import TransposedView
+from ...gradient_operators import assign_roles
 from ..gemm.atoms import MmaSyncAtom, ldmatrix_x2, ldmatrix_x4, named_barrier_sync
 from ..gemm.cta import Cta, allocate_smem, open_cta
 from ..gemm.epilogue_ops import EpilogueOps, apply_to_vector
@@ -92,10 +93,9 @@ class Product:
 
 def build_diagonal_schedule(w: ConvOperator, config: DiagonalConfig) -> Schedule:
     """Return the schedule of a convolution, or of the gradient whose view the config has."""
-    roles = config.w.argument_roles if isinstance(config.w, TransposedView) else {}
 
     def emit(arguments: dict[str, Buffer]) -> None:
-        named = {roles.get(name, name): each for name, each in arguments.items()}
+        named = assign_roles(w, arguments) if isinstance(w, InputGradient) else arguments
         emit_diagonals(config, named, EpilogueOps.from_workload(w))
 
     built = build_schedule(w, emit)
@@ -116,7 +116,7 @@ def emit_diagonals(config: DiagonalConfig, arguments: dict[str, Buffer], ops: Ep
         barriers = smem + to_uint32(int(config.barrier_offset_bytes))
         sizes = int(config.stage_pitch), barriers, stages, int(config.window_bytes)
         pipeline = TmaPipeline(smem, *sizes, num_consumers=int(config.compute_warps))
-        emit_prologue(pipeline, cta.thread.thread, [input_map, output_map], compute_threads)
+        emit_prologue(cta.thread, [pipeline], [input_map, output_map], first_loader=compute_threads)
         results = smem + to_uint32(int(config.result_offset_bytes))
         kernel = DiagonalKernel(config, arguments, ops, cta, pipeline, results)
         with if_(cta.thread.thread < compute_threads):

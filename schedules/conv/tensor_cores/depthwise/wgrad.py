@@ -106,8 +106,9 @@ def emit_products(config: DepthwiseWgradConfig, arguments: dict[str, Buffer], wo
         barriers = smem + to_uint32(int(config.barrier_offset_bytes))
         sizes_bytes = int(config.stage_pitch), barriers, stages, int(config.stage_bytes)
         pipeline = TmaPipeline(smem, *sizes_bytes, num_consumers=int(config.compute_warps))
-        emit_prologue(pipeline, thread, [gradient_map, input_map], compute_threads)
-        kernel = DepthwiseWgradKernel(config, workspace, pipeline, smem, part, block, thread)
+        position = ThreadPosition(thread)
+        emit_prologue(position, [pipeline], [gradient_map, input_map], first_loader=compute_threads)
+        kernel = DepthwiseWgradKernel(config, workspace, pipeline, smem, part, block, position)
         with if_(thread < compute_threads):
             kernel.compute()
         with kernel.position.elect_in_warp(compute_threads // WARP_SIZE):
@@ -135,15 +136,14 @@ class DepthwiseWgradKernel:
         smem: Expr,
         part: Expr,
         block: Expr,
-        thread: Expr,
+        position: ThreadPosition,
     ) -> None:
         self.config, self.shape, self.workspace = config, config.shape, workspace
         self.pipeline, self.smem, self.part = pipeline, smem, part
         self.atom = MmaSyncAtom(config.w.dtype, config.w.dtype)
         self.pixel_bytes = int(config.pixel_bytes)
         self.state = PipelineState("tile", int(config.stages))
-        self.position = ThreadPosition(thread)
-        warp = self.position.warp
+        self.position, warp = position, position.warp
         self.octet, self.tap_warp = warp % config.octets, warp // config.octets % config.warps_taps
         self.pixel_warp = warp // (config.octets * config.warps_taps)
         filter_block, self.first_octet = block % config.filter_blocks, block // config.filter_blocks * config.octets
