@@ -16,7 +16,6 @@ from tvm.script import tirx as T  # noqa: N812  (TVM's own name for it)
 
 from tvmconv.target import WARP_SIZE
 from tvmconv.workloads import Conv
-from tvmconv.workloads.dtypes import get_itemsize
 
 from ..tir_builder import (
     Buffer,
@@ -71,20 +70,50 @@ class RowWalkCta:
         return self.position.index // int(self.config.channel_blocks) + tile_round * int(self.config.ctas_per_block)
 
     def load_taps(self, lane_channel: Expr, vector: int, *, is_flipped: bool = False) -> Buffer:
-        """Load the taps of the thread's channels; run by all threads that compute."""
-        config = self.config
-        return load_taps(
-            config.w,
-            self.arguments["K"],
-            self.smem + to_uint32(int(config.filter_offset_bytes)),
-            first_channel=self.first_channel,
-            lane_channel=lane_channel,
-            num_channels=int(config.channels),
-            vector=vector,
-            thread=self.thread,
-            num_threads=int(config.compute_threads),
-            is_flipped=is_flipped,
-        )
+        """Load the taps of a thread's channels, widened to float32: taps × channels; run by all threads that compute.
+
+        The filters of a CTA's channels are contiguous in global memory. They pass through shared memory, because
+        threads that load their own filters touch a line of memory each.
+
+        Args:
+            lane_channel: First channel of the thread, relative to that of the CTA; a multiple of `vector`.
+            vector: Channels of the thread.
+            is_flipped: Whether the taps of K are in the opposite order.
+        """
+        config, w = self.config, self.config.w
+        num_taps, itemsize = math.prod(w.kernel), config.itemsize
+        smem = self.smem + to_uint32(int(config.filter_offset_bytes))
+        self._copy_filters(smem)
+        taps = allocate("taps", num_taps * vector, "float32")
+        if w.C % int(config.channels):  # a thread whose channels do not exist reads the last ones
+            lane_channel = T.min(lane_channel, w.C - vector - self.first_channel)
+        address = Register("taps_address", "uint32", smem + to_uint32(lane_channel * (num_taps * itemsize))).value
+        nbytes = num_taps * vector * itemsize
+        part = math.gcd(nbytes, COPY_BYTES)  # the alignment of a thread's taps
+        words = allocate("tap_words", COPY_BYTES // 4, "uint32")
+        for offset in range(0, nbytes, part):
+            load_shared(words, address + to_uint32(offset), part)
+            for i, value in enumerate(unpack(words, part // itemsize, w.storage), offset // itemsize):
+                e, tap = divmod(i, num_taps)
+                store(taps, (num_taps - 1 - tap if is_flipped else tap) * vector + e, value)
+        return taps
+
+    def _copy_filters(self, smem: Expr) -> None:
+        """Copy the filters of the CTA's channels to shared memory, at an address that is a multiple of 16."""
+        config, w = self.config, self.config.w
+        num_taps, itemsize, num_threads = math.prod(w.kernel), config.itemsize, int(config.compute_threads)
+        block_taps = int(config.channels) * num_taps
+        copied_bytes = math.gcd(block_taps * itemsize, COPY_BYTES)
+        copied, elements = allocate("copied_taps", COPY_BYTES // 4, "uint32"), copied_bytes // itemsize
+        first = Register("first_tap", value=self.first_channel * num_taps).value
+        with (
+            items_loop(block_taps // elements, self.thread, num_threads) as item,
+            # Channels that do not exist have no filters; their threads store no results.
+            if_(is_below(first + item * elements, w.C * num_taps, block_taps)),
+        ):
+            load_global(copied, self.arguments["K"], first + item * elements, elements)
+            store_shared(smem + to_uint32(item * copied_bytes), copied, copied_bytes)
+        named_barrier_sync(COMPUTE_BARRIER, num_threads)
 
     def release_stage(self) -> None:
         """Release the stage that a warp has read; run by all threads that compute."""
@@ -132,64 +161,6 @@ def locate_item(thread: Expr, num_items: int, num_threads: int) -> Expr:
     if num_items == num_threads:
         return thread
     return Register("item", value=T.Select(thread < num_items, thread, 0)).value
-
-
-def load_taps(
-    w: Conv,
-    filters: Buffer,
-    smem: Expr,
-    *,
-    first_channel: Expr,
-    lane_channel: Expr,
-    num_channels: int,
-    vector: int,
-    thread: Expr,
-    num_threads: int,
-    is_flipped: bool = False,
-) -> Buffer:
-    """Load the taps of a thread's channels, widened to float32: taps × channels.
-
-    The filters of a CTA's channels are contiguous in global memory. They pass through shared memory, because threads
-    that load their own filters touch a line of memory each.
-
-    Args:
-        w: The convolution.
-        filters: Array K.
-        smem: Address of shared memory for the filters, a multiple of 16.
-        first_channel: First channel of the CTA.
-        lane_channel: First channel of the thread, relative to that of the CTA; a multiple of `vector`.
-        num_channels: Channels of the CTA.
-        vector: Channels of the thread.
-        thread: Index of the thread.
-        num_threads: Threads that call this function: all those that compute.
-        is_flipped: Whether the taps of K are in the opposite order.
-    """
-    num_taps, itemsize = math.prod(w.kernel), get_itemsize(w.storage)
-    block_taps = num_channels * num_taps
-    copied_bytes = math.gcd(block_taps * itemsize, COPY_BYTES)
-    copied, elements = allocate("copied_taps", COPY_BYTES // 4, "uint32"), copied_bytes // itemsize
-    first = Register("first_tap", value=first_channel * num_taps).value
-    with (
-        items_loop(block_taps // elements, thread, num_threads) as item,
-        # Channels that do not exist have no filters; their threads store no results.
-        if_(is_below(first + item * elements, w.C * num_taps, block_taps)),
-    ):
-        load_global(copied, filters, first + item * elements, elements)
-        store_shared(smem + to_uint32(item * copied_bytes), copied, copied_bytes)
-    named_barrier_sync(COMPUTE_BARRIER, num_threads)
-    taps = allocate("taps", num_taps * vector, "float32")
-    if w.C % num_channels:  # a thread whose channels do not exist reads the last ones
-        lane_channel = T.min(lane_channel, w.C - vector - first_channel)
-    address = Register("taps_address", "uint32", smem + to_uint32(lane_channel * (num_taps * itemsize))).value
-    nbytes = num_taps * vector * itemsize
-    part = math.gcd(nbytes, COPY_BYTES)  # the alignment of a thread's taps
-    words = allocate("tap_words", COPY_BYTES // 4, "uint32")
-    for offset in range(0, nbytes, part):
-        load_shared(words, address + to_uint32(offset), part)
-        for i, value in enumerate(unpack(words, part // itemsize, w.storage), offset // itemsize):
-            e, tap = divmod(i, num_taps)
-            store(taps, (num_taps - 1 - tap if is_flipped else tap) * vector + e, value)
-    return taps
 
 
 class RowWalk(ABC):
