@@ -16,7 +16,7 @@ import numpy as np
 
 from tvmconv.space import Columns, Knobs
 from tvmconv.space.search_space import ResourceUsage
-from tvmconv.target import PORTABLE_SHARED_BYTES, WARP_SIZE
+from tvmconv.target import MAX_REGISTERS_PER_THREAD, PORTABLE_SHARED_BYTES, REGISTERS_PER_MULTIPROCESSOR, WARP_SIZE
 
 from .tile_config import Rule, TileConfig, add_rules, declare_choices, prune_by_estimate, select_cheapest
 
@@ -151,3 +151,15 @@ class EstimatedTileConfig(TileConfig, ABC):
         add_rules(k, make_config, cls.list_required(w), cls.list_pruned(w))
         prune_by_estimate(k, make_config, float(default.estimated_cycles))
         return make_config(k.values)
+
+
+def limit_compute_threads(max_threads: int) -> Rule:
+    """Return the condition that a CTA has at most some threads that compute, and that its registers fit."""
+    return (
+        f"at most {max_threads} threads compute, and their registers fit",
+        lambda t: (
+            (t.compute_threads <= max_threads)
+            & (t.registers <= MAX_REGISTERS_PER_THREAD)
+            & (t.registers * t.num_threads <= REGISTERS_PER_MULTIPROCESSOR)
+        ),
+    )

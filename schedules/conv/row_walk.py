@@ -1,21 +1,21 @@
 """A thread's walk down the rows of an input, for depthwise convolutions whose sums stay in registers.
 
-Each row is read once, and added to all output rows whose filter covers it. Taps are in registers in float32.
+Each row is read once, and added to all output rows whose filter covers it. Taps are in registers in float32. A warp of
+a persistent CTA copies tiles of rows to shared memory ahead of the threads that compute.
 """
 
 from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
-from typing import Any
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
 
-import numpy as np
 from tvm.script import tirx as T  # noqa: N812  (TVM's own name for it)
 
-from tvmconv.arithmetic import ceil_div
-from tvmconv.target import H200
+from tvmconv.target import WARP_SIZE
 from tvmconv.workloads import Conv
-from tvmconv.workloads.dtypes import get_itemsize
 
 from ..tir_builder import (
     Buffer,
@@ -33,97 +33,134 @@ from ..tir_builder import (
     to_uint32,
     unpack,
 )
+from .row_walk_config import COPY_BYTES, STAGE_ALIGNMENT_BYTES, RowWalkConfig, count_lead_lines, count_period_lines
 from .tensor_cores.gemm.atoms import named_barrier_sync
+from .tensor_cores.gemm.cta import Cta, allocate_smem, open_cta
+from .tensor_cores.gemm.epilogue_ops import EpilogueOps
+from .tensor_cores.gemm.pipelines import PipelineState, TmaPipeline
+from .tensor_cores.gemm.prologue import emit_prologue
 
-COPY_BYTES = 16  # of which the innermost axis of a copy by TMA has a multiple
-CACHE_RATIOS = 0.95, 1.3  # of the bytes of the arrays and the L2 cache, between which eviction makes kernels faster
-INPUT_EVICTIONS = NORMAL, FIRST = "normal", "first"  # when lines of X leave the L2 cache
-
-
-def count_lead_lines(w: Conv) -> int:
-    """Return the rows of X before the one that completes an output row, from its first one on."""
-    return (w.kernel[0] - 1) * w.dilation[0]
+COMPUTE_BARRIER = 1  # named barrier of the threads that compute
 
 
-def count_period_lines(w: Conv) -> int:
-    """Return the rows of X after which a walk repeats itself: those of the sums under way."""
-    return ceil_div(count_lead_lines(w) + 1, w.stride[0]) * w.stride[0]
+@dataclass(frozen=True)
+class RowWalkCta:
+    """A CTA, whose warps share arguments, shared memory and the stages of a pipeline."""
+
+    config: RowWalkConfig
+    arguments: dict[str, Buffer]
+    ops: EpilogueOps
+    position: Cta  # of the thread in the grid
+    smem: Expr  # address of the shared memory
+    pipeline: TmaPipeline
+    state: PipelineState  # of the threads that compute
+
+    @property
+    def thread(self) -> Expr:
+        """Index of the thread."""
+        return self.position.thread.thread
+
+    @property
+    def first_channel(self) -> Expr:
+        """First channel of the CTA."""
+        return self.position.index % int(self.config.channel_blocks) * int(self.config.channels)
+
+    def locate_tile(self, tile_round: Expr) -> Expr:
+        """Return the index of the CTA's tile in a round."""
+        return self.position.index // int(self.config.channel_blocks) + tile_round * int(self.config.ctas_per_block)
+
+    def load_taps(self, lane_channel: Expr, vector: int, *, is_flipped: bool = False) -> Buffer:
+        """Load the taps of a thread's channels, widened to float32: taps × channels; run by all threads that compute.
+
+        The filters of a CTA's channels are contiguous in global memory. They pass through shared memory, because
+        threads that load their own filters touch a line of memory each.
+
+        Args:
+            lane_channel: First channel of the thread, relative to that of the CTA; a multiple of `vector`.
+            vector: Channels of the thread.
+            is_flipped: Whether the taps of K are in the opposite order.
+        """
+        config, w = self.config, self.config.w
+        num_taps, itemsize = math.prod(w.kernel), config.itemsize
+        smem = self.smem + to_uint32(int(config.filter_offset_bytes))
+        self._copy_filters(smem)
+        taps = allocate("taps", num_taps * vector, "float32")
+        if w.C % int(config.channels):  # a thread whose channels do not exist reads the last ones
+            lane_channel = T.min(lane_channel, w.C - vector - self.first_channel)
+        address = Register("taps_address", "uint32", smem + to_uint32(lane_channel * (num_taps * itemsize))).value
+        nbytes = num_taps * vector * itemsize
+        part = math.gcd(nbytes, COPY_BYTES)  # the alignment of a thread's taps
+        words = allocate("tap_words", COPY_BYTES // 4, "uint32")
+        for offset in range(0, nbytes, part):
+            load_shared(words, address + to_uint32(offset), part)
+            for i, value in enumerate(unpack(words, part // itemsize, w.storage), offset // itemsize):
+                e, tap = divmod(i, num_taps)
+                store(taps, (num_taps - 1 - tap if is_flipped else tap) * vector + e, value)
+        return taps
+
+    def _copy_filters(self, smem: Expr) -> None:
+        """Copy the filters of the CTA's channels to shared memory, at an address that is a multiple of 16."""
+        config, w = self.config, self.config.w
+        num_taps, itemsize, num_threads = math.prod(w.kernel), config.itemsize, int(config.compute_threads)
+        block_taps = int(config.channels) * num_taps
+        copied_bytes = math.gcd(block_taps * itemsize, COPY_BYTES)
+        copied, elements = allocate("copied_taps", COPY_BYTES // 4, "uint32"), copied_bytes // itemsize
+        first = Register("first_tap", value=self.first_channel * num_taps).value
+        with (
+            items_loop(block_taps // elements, self.thread, num_threads) as item,
+            # Channels that do not exist have no filters; their threads store no results.
+            if_(is_below(first + item * elements, w.C * num_taps, block_taps)),
+        ):
+            load_global(copied, self.arguments["K"], first + item * elements, elements)
+            store_shared(smem + to_uint32(item * copied_bytes), copied, copied_bytes)
+        named_barrier_sync(COMPUTE_BARRIER, num_threads)
+
+    def release_stage(self) -> None:
+        """Release the stage that a warp has read; run by all threads that compute."""
+        self.pipeline.warp_release(self.state.index, self.position.thread)
+
+    def emit_roles(self, load: Callable[[], None], compute: Callable[[], None]) -> None:
+        """Emit what the warps do: one thread loads all tiles, of a warp of its own if there are several."""
+        compute_threads = int(self.config.compute_threads)
+        if not self.config.is_persistent:
+            with if_(self.thread == 0):
+                load()
+            compute()
+            return
+        with if_(self.thread < compute_threads):
+            compute()
+        with self.position.thread.elect_in_warp(compute_threads // WARP_SIZE):
+            load()
 
 
-def count_periods(w: Conv, end_line: Any, period_lines: Any) -> Any:
-    """Return the rounds of a loop over rows, which begins after the lead and ends before a row."""
-    return np.maximum(0, end_line - count_lead_lines(w)) // period_lines
-
-
-def competes_for_cache(w: Conv) -> bool:
-    """Return whether the arrays exceed the L2 cache by little, so that Y stays there if X leaves it first."""
-    low, high = CACHE_RATIOS
-    return bool(low < w.min_bytes / H200.architecture.l2_bytes <= high)
-
-
-def has_short_padding(w: Conv) -> bool:
-    """Return whether a walk can leave out the rows above an image: each output row begins before one is complete."""
-    return w.pad_low[0] <= max(0, count_lead_lines(w) - w.dilation[0])
-
-
-def load_taps(
-    w: Conv,
-    filters: Buffer,
-    smem: Expr,
-    *,
-    first_channel: Expr,
-    lane_channel: Expr,
-    num_channels: int,
-    vector: int,
-    thread: Expr,
-    num_threads: int,
-    barrier: int,
-    is_flipped: bool = False,
-) -> Buffer:
-    """Load the taps of a thread's channels, widened to float32: taps × channels.
-
-    The filters of a CTA's channels are contiguous in global memory. They pass through shared memory, because threads
-    that load their own filters touch a line of memory each.
+@contextmanager
+def open_row_walk(
+    config: RowWalkConfig, arguments: dict[str, Buffer], state_name: str, tensor_maps: Sequence[Expr] = ()
+) -> Iterator[RowWalkCta]:
+    """Open the loops over CTAs and threads, and initialize the pipeline of a CTA.
 
     Args:
-        w: The convolution.
-        filters: Array K.
-        smem: Address of shared memory for the filters, a multiple of 16.
-        first_channel: First channel of the CTA.
-        lane_channel: First channel of the thread, relative to that of the CTA; a multiple of `vector`.
-        num_channels: Channels of the CTA.
-        vector: Channels of the thread.
-        thread: Index of the thread.
-        num_threads: Threads that call this function.
-        barrier: Named barrier for these threads.
-        is_flipped: Whether the taps of K are in the opposite order.
+        config: The config.
+        arguments: Arguments of the kernel.
+        state_name: Prefix of the names of the registers of the pipeline's state.
+        tensor_maps: Tensor maps of what TMA copies.
     """
-    num_taps, itemsize = math.prod(w.kernel), get_itemsize(w.storage)
-    block_taps = num_channels * num_taps
-    copied_bytes = math.gcd(block_taps * itemsize, COPY_BYTES)
-    copied, elements = allocate("copied_taps", COPY_BYTES // 4, "uint32"), copied_bytes // itemsize
-    first = Register("first_tap", value=first_channel * num_taps).value
-    with (
-        items_loop(block_taps // elements, thread, num_threads) as item,
-        # Channels that do not exist have no filters; their threads store no results.
-        if_(is_below(first + item * elements, w.C * num_taps, block_taps)),
-    ):
-        load_global(copied, filters, first + item * elements, elements)
-        store_shared(smem + to_uint32(item * copied_bytes), copied, copied_bytes)
-    named_barrier_sync(barrier, num_threads)
-    taps = allocate("taps", num_taps * vector, "float32")
-    if w.C % num_channels:  # a thread whose channels do not exist reads the last ones
-        lane_channel = T.min(lane_channel, w.C - vector - first_channel)
-    address = Register("taps_address", "uint32", smem + to_uint32(lane_channel * (num_taps * itemsize))).value
-    nbytes = num_taps * vector * itemsize
-    part = math.gcd(nbytes, COPY_BYTES)  # the alignment of a thread's taps
-    words = allocate("tap_words", COPY_BYTES // 4, "uint32")
-    for offset in range(0, nbytes, part):
-        load_shared(words, address + to_uint32(offset), part)
-        for i, value in enumerate(unpack(words, part // itemsize, w.storage), offset // itemsize):
-            e, tap = divmod(i, num_taps)
-            store(taps, (num_taps - 1 - tap if is_flipped else tap) * vector + e, value)
-    return taps
+    compute_threads, stages = int(config.compute_threads), int(config.buffers)
+    with open_cta(int(config.num_blocks), int(config.num_threads), 1, splits_in_cluster=False) as cta:
+        smem = allocate_smem(int(config.smem_bytes), STAGE_ALIGNMENT_BYTES)
+        barriers = smem + to_uint32(int(config.barrier_offset_bytes))
+        sizes = int(config.stage_bytes), barriers, stages, int(config.copy_bytes)
+        pipeline = TmaPipeline(smem, *sizes, num_consumers=compute_threads // WARP_SIZE)
+        emit_prologue(cta.thread, [pipeline], tensor_maps, compute_threads if config.is_persistent else 0)
+        ops = EpilogueOps.from_workload(config.w).bind_tensor_args(arguments, uses_registers=True)
+        yield RowWalkCta(config, arguments, ops, cta, smem, pipeline, PipelineState(state_name, stages))
+
+
+def locate_item(thread: Expr, num_items: int, num_threads: int) -> Expr:
+    """Return the index of a thread's item; a thread without one computes the first, and does not store it."""
+    if num_items == num_threads:
+        return thread
+    return Register("item", value=T.Select(thread < num_items, thread, 0)).value
 
 
 class RowWalk(ABC):

@@ -76,6 +76,13 @@ def combine_overlapping(*cycles: Any) -> Any:
     return 0.75 * terms.max(axis=0) + 0.25 * terms.sum(axis=0)
 
 
+def overlap_cycles(fraction: float, *cycles: Any) -> Any:
+    """Return the estimated clock cycles of work whose longest part hides a fraction of the others."""
+    terms = np.stack(np.broadcast_arrays(*cycles))
+    longest = terms.max(axis=0)
+    return longest + (1 - fraction) * (terms.sum(axis=0) - longest)
+
+
 def declare_choices(
     k: Knobs,
     options: Mapping[str, Sequence[Any]],

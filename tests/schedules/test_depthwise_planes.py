@@ -44,6 +44,12 @@ def test_planes_are_copied_whole(text, config):
     emulate.build_checked(text, "depthwise_planes", config)
 
 
+@pytest.mark.parametrize("output", ["direct", "staged"])
+def test_output_rows_without_inputs_are_stored(output):
+    text = "conv2d:1x8x2x16,8x1x3x3,s1,p2x3x5x3,d3,g8,f16,bias"  # the filter reaches over the image
+    emulate.build_checked(text, "depthwise_planes", {**SMALL, "channels": 8, "rows": 3, "output": output})
+
+
 @pytest.mark.sample(1)
 @pytest.mark.parametrize(("stages", "output"), [(1, "direct"), (2, "direct"), (2, "staged")])
 def test_a_cta_computes_several_tiles(stages, output):
@@ -67,6 +73,11 @@ def test_a_cta_computes_several_tiles(stages, output):
 def test_other_convolutions_are_refused(text):
     with pytest.raises(ScheduleError, match="depthwise images"):
         tc.build(text, "depthwise_planes", arch="sm_90")
+
+
+def test_space_may_have_no_config_that_is_worth_a_search():
+    w = tc.parse("conv2d:3x8x22x9,8x1x3x3,s2,p1,g8,bf16")
+    assert not [*registry.find_schedule(w, "depthwise_planes").space(w)]
 
 
 def test_layers_of_large_batches_are_searched():

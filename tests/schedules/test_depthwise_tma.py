@@ -47,6 +47,18 @@ def test_windows_are_copied_ahead(text, config):
     emulate.build_checked(text, "depthwise_tma", config)
 
 
+@pytest.mark.parametrize(
+    ("text", "rows"),
+    [
+        ("conv2d:1x8x2x16,8x1x3x3,s1,p2x3x5x3,d3,g8,f16,nhwc,bias", 3),  # the filter reaches over the image
+        ("conv2d:1x8x4x8,8x1x3x3,s1,p1x1x5x1,g8,bf16,nhwc,bias", 8),  # output rows below the image
+        ("conv2d_dgrad:1x8x3x16,8x1x3x3,s1,p4x3x1x3,d3,g8,f16,nhwc", 3),
+    ],
+)
+def test_output_rows_without_inputs_are_stored(text, rows):
+    emulate.build_checked(text, "depthwise_tma", {**SMALL, "channels": 8, "rows": rows})
+
+
 @pytest.mark.sample(1)
 @pytest.mark.parametrize("stages", [1, 2])
 def test_a_cta_computes_several_tiles(stages):

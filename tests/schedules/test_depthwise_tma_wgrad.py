@@ -1,6 +1,7 @@
 """`depthwise_tma` for gradients of weights: tiles of dY and X that TMA copies ahead of the threads that multiply."""
 
 import emulate
+import numpy as np
 import pytest
 
 import tvmconv as tc
@@ -55,6 +56,13 @@ def test_tiles_are_copied_ahead(text, config):
     assert (used.threads[0], used.blocks[0]) == (launch.threads_per_block, launch.num_blocks)
     if kernel.config["parts_in_cluster"]:
         assert 1 < launch.cluster[1] == launch.grid[1] <= 8
+
+
+def test_filters_that_reach_over_images_have_no_gradient():
+    w = tc.parse("conv2d_wgrad:17x8x1x16,8x1x3x3,s1,p2x3x4x3,d3,g8,f16,nhwc")
+    config = {**IN_CLUSTER, "channels": 8, "rows": 1, "columns": 16, "stages": 1}  # more tiles than stages
+    kernel = tc.build(w, "depthwise_tma", arch="sm_90", config=config)
+    assert not np.any(emulate.run(kernel.lowered_module, w.inputs(seed=0)))
 
 
 @pytest.mark.parametrize(

@@ -138,3 +138,10 @@ def test_estimates_of_depthwise_kernels_rank_recorded_times():
     assert len(correlations) == 6
     assert np.mean(correlations) > 0.59  # 0.55 by the estimate of `depthwise_nhwc`
     assert max(slowdowns) < 1.2  # 4.97 by that one
+
+
+def test_configs_of_too_many_threads_are_estimated():
+    w = tc.parse("conv2d:1x64x16x16,64x1x3x3,s1,p1,g64,bf16")
+    with np.errstate(all="raise"):
+        space = registry.find_schedule(w, "depthwise_nchw").space(w, get_block_limits("sm_90"))
+        assert np.all(space.compute_usage(space.slice_points(0, space.size)).estimate > 0)

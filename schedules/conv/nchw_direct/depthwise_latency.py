@@ -67,9 +67,8 @@ def estimate_cycles(config: StripConfig, read_cycles: Any, block_bytes: Any) -> 
     """
     fit, traffic, itemsize = H200_FIT.depthwise, config.traffic, get_itemsize(config.w.storage)
     threads = round_up(config.num_threads, WARP_SIZE)
-    max_registers = np.minimum(
-        MAX_REGISTERS_PER_THREAD, REGISTERS_PER_MULTIPROCESSOR // threads // REGISTER_UNIT * REGISTER_UNIT
-    )
+    whole_units = REGISTERS_PER_MULTIPROCESSOR // threads // REGISTER_UNIT * REGISTER_UNIT
+    max_registers = np.clip(whole_units, REGISTER_UNIT, MAX_REGISTERS_PER_THREAD)  # of illegal configs, at least a unit
     registers = estimate_registers(config)
     kept_registers = np.minimum(registers, max_registers)
     resident = count_ctas_per_sm(

@@ -14,6 +14,8 @@ Source: PTX ISA, "cp.async.bulk".
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 
 from tvm.s_tir import Schedule
@@ -22,7 +24,6 @@ from tvm.script import tirx as T  # noqa: N812  (TVM's own name for it)
 from tvmconv.registry import schedule
 from tvmconv.requirements import CHANNELS_FIRST_LAYOUT, Requirement, all_of
 from tvmconv.space import Knobs
-from tvmconv.target import WARP_SIZE
 from tvmconv.workloads import Conv
 
 from ...primitives import disable_buffer_reuse
@@ -44,35 +45,29 @@ from ...tir_builder import (
     unpack,
 )
 from ..reduction import FLOAT_DTYPES
-from ..row_walk import COPY_BYTES, FIRST, RowWalk, count_period_lines, has_short_padding, load_taps
+from ..row_walk import COMPUTE_BARRIER, RowWalk, RowWalkCta, locate_item, open_row_walk
+from ..row_walk_config import (
+    COPY_BYTES,
+    FIRST,
+    can_skip_padding,
+    count_period_lines,
+    is_plain_depthwise,
+    is_promising,
+)
 from ..tensor_cores.gemm.atoms import named_barrier_sync
-from ..tensor_cores.gemm.cta import Cta, allocate_smem, allow_dependent_launch, open_cta
-from ..tensor_cores.gemm.epilogue_ops import EpilogueOps, apply_to_pixels
-from ..tensor_cores.gemm.pipelines import PipelineState, TmaPipeline, fence_barrier_init
+from ..tensor_cores.gemm.epilogue_ops import apply_to_pixels
+from ..tensor_cores.gemm.pipelines import PipelineState
 from ..tensor_cores.gemm.tma import bulk_load, bulk_store, tma_store_fence, tma_store_wait
-from .depthwise_planes_config import STAGE_ALIGNMENT_BYTES, DepthwisePlanesConfig
-
-COMPUTE_BARRIER = 1  # named barrier of the threads that compute
-MIN_PROMISING_BYTES = 8 << 20  # of inputs and outputs, below which the latency of a launch decides
+from .depthwise_planes_config import DepthwisePlanesConfig
 
 
 def has_depthwise_planes(w: Conv) -> bool:
     """Whether each channel has one filter, and planes fit in shared memory."""
     return (
-        w.spatial_ndim == 2
-        and w.C == w.O == w.groups > 1
-        and not w.returns_stats
-        and not w.has_large_tensors
-        and not w.cached_frames
-        and max(w.upsampling) == 1
+        is_plain_depthwise(w)
         and all(max(w.pad_low[i], w.pad_high[i]) <= (w.kernel[i] - 1) * w.dilation[i] for i in range(2))
         and DepthwisePlanesConfig.has_config(w)
     )
-
-
-def is_promising(w: Conv) -> bool:
-    """Return whether memory may bound the layer."""
-    return bool(w.min_bytes >= MIN_PROMISING_BYTES)
 
 
 PLANES = Requirement(
@@ -102,28 +97,9 @@ def depthwise_planes(s: Schedule, w: Conv, k: Knobs) -> Schedule:
 
 def emit_kernel(config: DepthwisePlanesConfig, arguments: dict[str, Buffer]) -> None:
     """Emit the kernel."""
-    compute_threads, stages = int(config.compute_threads), int(config.buffers)
-    with open_cta(int(config.num_blocks), int(config.num_threads), 1, splits_in_cluster=False) as cta:
-        smem = allocate_smem(int(config.smem_bytes), STAGE_ALIGNMENT_BYTES)
-        barriers = smem + to_uint32(int(config.barrier_offset_bytes))
-        sizes = int(config.stage_bytes), barriers, stages, int(config.copy_bytes)
-        pipeline = TmaPipeline(smem, *sizes, num_consumers=compute_threads // WARP_SIZE)
-        with if_(cta.thread.thread == 0):
-            pipeline.init_barriers()
-            fence_barrier_init()
-        emit_call(T.cuda.cta_sync())
-        allow_dependent_launch()
-        ops = EpilogueOps.from_workload(config.w).bind_tensor_args(arguments, uses_registers=True)
-        kernel = DepthwisePlanesKernel(config, arguments, ops, cta, smem, pipeline, PipelineState("plane", stages))
-        if config.is_persistent:
-            with if_(cta.thread.thread < compute_threads):
-                kernel.compute()
-            with cta.thread.elect_in_warp(compute_threads // WARP_SIZE):
-                kernel.load_planes()
-        else:
-            with if_(cta.thread.thread == 0):
-                kernel.load_planes()
-            kernel.compute()
+    with open_row_walk(config, arguments, "plane") as cta:
+        kernel = DepthwisePlanesKernel(config, cta)
+        cta.emit_roles(kernel.load_planes, kernel.compute)
 
 
 @dataclass(frozen=True)
@@ -131,99 +107,79 @@ class DepthwisePlanesKernel:
     """What the warps of a CTA share, whatever their roles."""
 
     config: DepthwisePlanesConfig
-    arguments: dict[str, Buffer]
-    ops: EpilogueOps
-    cta: Cta
-    smem: Expr  # address of the shared memory
-    pipeline: TmaPipeline
-    state: PipelineState
+    cta: RowWalkCta
 
-    @property
-    def channel(self) -> Expr:
-        """First channel of the CTA."""
-        return self.cta.index % int(self.config.channel_blocks) * int(self.config.channels)
-
-    def locate(self, tile_round: Expr) -> Expr:
-        """Return the image of the CTA in a round."""
-        return self.cta.index // int(self.config.channel_blocks) + tile_round * int(self.config.ctas_per_block)
+    @contextmanager
+    def for_each_image(self) -> Iterator[Expr]:
+        """Open the loop over the images of the CTA."""
+        with serial_loop(int(self.config.tiles_per_cta), "round") as tile_round:
+            image = self.cta.locate_tile(tile_round)
+            with if_(image < self.config.w.N):
+                yield image
 
     def load_planes(self) -> None:
         """Copy the planes of all tiles; run by one thread."""
-        w, pipeline, state = self.config.w, self.pipeline, PipelineState("loaded", int(self.config.buffers))
-        with serial_loop(int(self.config.tiles_per_cta), "round") as tile_round:
-            image = self.locate(tile_round)
-            with if_(image < w.N):
-                pipeline.producer_acquire(state.index, state.phase)
-                first = (image * w.C + self.channel) * math.prod(w.input_size)
-                source = self.arguments["X"].access_ptr("r", offset=first)
-                target, barrier = pipeline.stage_address(state.index), pipeline.full_barrier(state.index)
-                evicts_first = self.config.input_eviction == FIRST
-                bulk_load(target, source, int(self.config.copy_bytes), barrier, evicts_first=evicts_first)
-                state.advance()
+        w, cta, state = self.config.w, self.cta, PipelineState("loaded", int(self.config.buffers))
+        with self.for_each_image() as image:
+            cta.pipeline.producer_acquire(state.index, state.phase)
+            first = (image * w.C + cta.first_channel) * math.prod(w.input_size)
+            source = cta.arguments["X"].access_ptr("r", offset=first)
+            target, barrier = cta.pipeline.stage_address(state.index), cta.pipeline.full_barrier(state.index)
+            evicts_first = self.config.input_eviction == FIRST
+            bulk_load(target, source, int(self.config.copy_bytes), barrier, evicts_first=evicts_first)
+            state.advance()
 
     def compute(self) -> None:
         """Compute all tiles; run by all threads but those of a warp that copies planes."""
-        config, thread, w = self.config, self.cta.thread.thread, self.config.w
-        strips, channels, items = int(config.strips), int(config.channels), int(config.num_items)
-        item = thread
-        if items < int(config.compute_threads):  # a thread without an item computes the first one
-            item = Register("item", value=T.Select(thread < items, thread, 0)).value
+        config, cta, w = self.config, self.cta, self.config.w
+        strips, channels = int(config.strips), int(config.channels)
+        item = locate_item(cta.thread, int(config.num_items), int(config.compute_threads))
         lane_channel = Register("lane_channel", value=item // strips % channels).value
         column = Register("first_column", value=item % strips * int(config.strip)).value
-        row = (
-            Register("part_row", value=item // (strips * channels) * int(config.rows)).value if config.parts > 1 else 0
-        )
-        taps = load_taps(
-            w,
-            self.arguments["K"],
-            self.smem + to_uint32(int(config.filter_offset_bytes)),
-            first_channel=self.channel,
-            lane_channel=lane_channel,
-            num_channels=channels,
-            vector=1,
-            thread=thread,
-            num_threads=int(config.compute_threads),
-            barrier=COMPUTE_BARRIER,
-        )
+        row = 0
+        if config.parts > 1:
+            row = Register("part_row", value=item // (strips * channels) * int(config.rows)).value
+        taps = cta.load_taps(lane_channel, 1)
         pixel = (lane_channel * w.input_size[0] + row * w.stride[0]) * w.input_size[1] + column * w.stride[1]
         offset = Register("strip_offset", value=pixel * config.itemsize).value
-        result = Register("result_address", "uint32", self.smem)
+        result = Register("result_address", "uint32", cta.smem)
         if config.is_staged:
             line = (lane_channel * w.output_size[0] + row) * w.output_size[1] + column
             result.set(self.results + to_uint32(line * config.itemsize))
-        with serial_loop(int(config.tiles_per_cta), "round") as tile_round:
-            image = self.locate(tile_round)
-            with if_(image < w.N):
-                if config.is_staged and config.is_persistent:
-                    with if_(thread == 0):
-                        tma_store_wait(0)
-                    named_barrier_sync(COMPUTE_BARRIER, int(config.compute_threads))
-                self.pipeline.consumer_wait(self.state.index, self.state.phase)
-                address = self.pipeline.stage_address(self.state.index) + to_uint32(offset)
-                plane = Register("strip_address", "uint32", address).value
-                index = Register("plane_index", value=image * w.C + self.channel + lane_channel).value
-                PlaneWalk(self, taps, plane, index, self.channel + lane_channel, row, column, result.value).run()
-                self.state.advance()
-                if config.is_staged:
-                    self.store_planes(image)
+        with self.for_each_image() as image:
+            if config.is_staged and config.is_persistent:
+                self.wait_for_store()
+                named_barrier_sync(COMPUTE_BARRIER, int(config.compute_threads))
+            cta.pipeline.consumer_wait(cta.state.index, cta.state.phase)
+            address = cta.pipeline.stage_address(cta.state.index) + to_uint32(offset)
+            plane = Register("strip_address", "uint32", address).value
+            index = Register("plane_index", value=image * w.C + cta.first_channel + lane_channel).value
+            PlaneWalk(self, taps, plane, index, cta.first_channel + lane_channel, row, column, result.value).run()
+            cta.state.advance()
+            if config.is_staged:
+                self.store_planes(image)
         if config.is_staged:
-            with if_(thread == 0):
-                tma_store_wait(0)
+            self.wait_for_store()
 
     @property
     def results(self) -> Expr:
         """Address of the staged results."""
-        return self.smem + to_uint32(int(self.config.result_offset_bytes))
+        return self.cta.smem + to_uint32(int(self.config.result_offset_bytes))
 
     def store_planes(self, image: Expr) -> None:
         """Copy the staged results of a tile to Y."""
-        config, w = self.config, self.config.w
+        config, cta, w = self.config, self.cta, self.config.w
         tma_store_fence()
         named_barrier_sync(COMPUTE_BARRIER, int(config.compute_threads))
-        with if_(self.cta.thread.thread == 0):
-            first = (image * w.O + self.channel) * math.prod(w.output_size)
-            target = self.arguments["Y"].access_ptr("w", offset=first)
+        with if_(cta.thread == 0):
+            first = (image * w.O + cta.first_channel) * math.prod(w.output_size)
+            target = cta.arguments["Y"].access_ptr("w", offset=first)
             bulk_store(target, self.results, int(config.result_bytes))
+
+    def wait_for_store(self) -> None:
+        """Wait until the staged results before are stored, and may be overwritten; one thread waits."""
+        with if_(self.cta.thread == 0):
+            tma_store_wait(0)
 
 
 class PlaneWalk(RowWalk):
@@ -256,7 +212,7 @@ class PlaneWalk(RowWalk):
         period_lines, periods = count_period_lines(config.w), int(config.num_periods)
         sizes = {"strip": int(config.strip), "rows": int(config.rows), "period_lines": period_lines}
         super().__init__(config.w, taps, vector=1, num_periods=periods, **sizes)
-        self.kernel, self.address, self.plane, self.channel = kernel, address, plane, channel
+        self.config, self.cta, self.address, self.plane, self.channel = config, kernel.cta, address, plane, channel
         self.first_row, self.column, self.result = first_row, column, result
         self.has_whole_rows = int(config.strips) == 1
         self.words = allocate("pixels", COPY_BYTES // 4, "uint32")
@@ -265,7 +221,7 @@ class PlaneWalk(RowWalk):
     def lines(self) -> range:
         """Rows of the window inside of the image; all rows if those outside are not the same for all threads."""
         w, lines = self.w, super().lines
-        if int(self.kernel.config.parts) > 1 or not has_short_padding(w):
+        if int(self.config.parts) > 1 or not can_skip_padding(w):
             return lines
         return range(w.pad_low[0], min(lines.stop, w.pad_low[0] + w.input_size[0]))
 
@@ -284,13 +240,11 @@ class PlaneWalk(RowWalk):
     def end_line(self, line: int, *, is_last: bool) -> None:
         """Release the stage."""
         if is_last:
-            emit_call(T.cuda.warp_sync())
-            with if_(self.kernel.cta.thread.lane == 0):
-                self.kernel.pipeline.consumer_arrive(self.kernel.state.index)
+            self.cta.release_stage()
 
     def load_line(self, line: int, first_row: Expr) -> None:
         """Load the columns of a row in vectors, with zeros outside of the image."""
-        w, itemsize = self.w, self.kernel.config.itemsize
+        w, itemsize = self.w, self.config.itemsize
         width, step = w.input_size[1], w.stride[0]
         pitch, row = width * itemsize, line - w.pad_low[0]
         address = self.address
@@ -317,7 +271,7 @@ class PlaneWalk(RowWalk):
 
     def _list_row_conditions(self, row: int, first_row: Expr) -> list[Expr]:
         """Return the conditions under which a row of X, relative to the thread's part, is inside of the image."""
-        w, config = self.w, self.kernel.config
+        w, config = self.w, self.config
         if not isinstance(first_row, int):  # the loop has no other rows
             return []
         last_part = (w.output_size[0] - int(config.rows)) * w.stride[0]
@@ -330,7 +284,7 @@ class PlaneWalk(RowWalk):
         """Return offset and size of the aligned vectors of a row that cover some columns from the strip's first on."""
         w, vectors = self.w, []
         steps = () if self.has_whole_rows else (self.strip * w.stride[1],)
-        alignment = math.gcd(*steps, w.input_size[1], COPY_BYTES // self.kernel.config.itemsize)
+        alignment = math.gcd(*steps, w.input_size[1], COPY_BYTES // self.config.itemsize)
         while start < stop:
             size = math.gcd(start, alignment) or alignment
             while size > stop - start:
@@ -341,22 +295,21 @@ class PlaneWalk(RowWalk):
 
     def store_row(self, row: Expr, slot: int) -> None:
         """Apply the epilogue to an output row of the strip, and store it."""
-        kernel, w, strip = self.kernel, self.w, self.strip
-        config, (height, width) = kernel.config, w.output_size
+        config, cta, w, strip = self.config, self.cta, self.w, self.strip
+        height, width = w.output_size
         count = width if self.has_whole_rows else strip
         vector = math.gcd(count, width, COPY_BYTES // config.itemsize)
         results, packed = allocate("results", vector, "float32"), allocate("packed", 8, "uint32")
-        exists = [kernel.cta.thread.thread < int(config.num_items)] * (config.num_items < config.compute_threads)
+        exists = [cta.thread < int(config.num_items)] * (config.num_items < config.compute_threads)
         line = (self.plane * height + self.first_row + row) * width + self.column
         for first in range(0, count, vector):
             inside = exists + [self.column + first < width] * (width % count > 0)
             with if_(logical_and(*inside) if inside else True):
                 for e in range(vector):
                     store(results, e, self.sums[slot * strip + first + e])
-                arguments = kernel.arguments, self.channel, line + first, vector, results, packed
-                apply_to_pixels(kernel.ops, *arguments)
+                apply_to_pixels(cta.ops, cta.arguments, self.channel, line + first, vector, results, packed)
                 if config.is_staged:
                     place = self.result + to_uint32((row * width + first) * config.itemsize)
                     store_shared(place, packed, vector * config.itemsize)
                 else:
-                    store_global(kernel.arguments["Y"], line + first, packed, vector)
+                    store_global(cta.arguments["Y"], line + first, packed, vector)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -11,27 +10,28 @@ from typing import Any, ClassVar
 import numpy as np
 
 from tvmconv.arithmetic import ceil_div, round_up
-from tvmconv.target import H200, MAX_REGISTERS_PER_THREAD, REGISTERS_PER_MULTIPROCESSOR, SCHEDULERS, WARP_SIZE
+from tvmconv.target import NUM_BANKS, WARP_SIZE
 from tvmconv.workloads import Conv
 from tvmconv.workloads.dtypes import get_itemsize
 
-from ..persistent_tiles import PersistentTileConfig
-from ..row_walk import (
+from ..estimated_config import limit_compute_threads
+from ..row_walk_config import (
     COPY_BYTES,
-    FIRST,
     INPUT_EVICTIONS,
+    L2_BYTES_PER_CLOCK,
     NORMAL,
-    competes_for_cache,
+    STAGE_ALIGNMENT_BYTES,
+    START_CYCLES,
+    RowWalkConfig,
     count_lead_lines,
     count_period_lines,
     count_periods,
 )
-from ..tile_config import Rule
+from ..tile_config import Rule, overlap_cycles
 
-STAGE_ALIGNMENT_BYTES = 128
 OUTPUTS = DIRECT, STAGED = "direct", "staged"  # how results are stored
-BARRIER_BYTES = 8
 WORD_BYTES = 4  # of a bank of shared memory
+LOAD_BYTES = (2, 4, 8, 16)  # of a thread's load from shared memory
 MAX_STAGE_BYTES = 96 << 10
 STRIPS = (1, 2, 4, 7, 8, 14)  # neighbouring output columns per thread
 MAX_PARTS = 8  # parts of the rows of a plane
@@ -39,12 +39,9 @@ MAX_UNROLLED_PRODUCTS = 2048  # of a thread; walks of more rows have a loop
 MAX_SUMS = 72  # under way
 MAX_THREADS, MIN_THREADS = 512, 48  # that compute
 OVERHEAD_REGISTERS = 20  # besides sums, taps and a row
-# Bytes per clock of an SM, approximately, of an H200: its share of the bandwidth of memory and of L2.
-MEMORY_BYTES_PER_CLOCK, L2_BYTES_PER_CLOCK = 17, 36
 STORED_SECTORS_PER_CLOCK = 0.7  # of an SM, its share of what L2 takes
 OVERLAP = 0.9  # fraction of work that the longest part of it hides
 COPY_LATENCY_CYCLES = 1000  # from a copy to its use, besides the time of its bytes
-START_CYCLES = 3000  # of a launch, and of the first copy
 
 
 def list_channel_choices(w: Conv) -> list[int]:
@@ -54,8 +51,23 @@ def list_channel_choices(w: Conv) -> list[int]:
     return [n for n in divisors if n * plane_bytes <= MAX_STAGE_BYTES]
 
 
+def count_wavefronts(addresses: np.ndarray, num_bytes: int) -> np.ndarray:
+    """Return the wavefronts in which shared memory serves loads of a warp: (loads,).
+
+    Args:
+        addresses: Bytes in front of what each thread loads: (loads, threads).
+        num_bytes: Bytes that a thread loads, a power of two.
+    """
+    words_per_thread = max(1, num_bytes // WORD_BYTES)
+    words = addresses[..., None] // WORD_BYTES + np.arange(words_per_thread)
+    words = np.sort(words.reshape(len(addresses), words_per_thread, WARP_SIZE), axis=-1)  # 128 bytes at a time
+    is_new = np.concatenate([np.ones_like(words[..., :1], bool), np.diff(words, axis=-1) > 0], axis=-1)
+    in_bank = (words % NUM_BANKS)[..., None] == np.arange(NUM_BANKS)
+    return (in_bank & is_new[..., None]).sum(axis=-2).max(axis=-1).sum(axis=-1)
+
+
 @dataclass(frozen=True)
-class DepthwisePlanesConfig(PersistentTileConfig):
+class DepthwisePlanesConfig(RowWalkConfig):
     """One config, or many configs as columns."""
 
     TILE_KNOBS: ClassVar[tuple[str, ...]] = ("channels", "strip", "rows")
@@ -98,14 +110,7 @@ class DepthwisePlanesConfig(PersistentTileConfig):
                 f"at most {MAX_SUMS} sums under way, and {MAX_UNROLLED_PRODUCTS} unrolled products",
                 lambda t: (t.num_accumulators <= MAX_SUMS) & (t.unrolled_products <= 2 * MAX_UNROLLED_PRODUCTS),
             ),
-            (
-                f"at most {MAX_THREADS} threads compute, and their registers fit",
-                lambda t: (
-                    (t.compute_threads <= MAX_THREADS)
-                    & (t.registers <= MAX_REGISTERS_PER_THREAD)
-                    & (t.registers * t.num_threads <= REGISTERS_PER_MULTIPROCESSOR)
-                ),
-            ),
+            limit_compute_threads(MAX_THREADS),
         ]
 
     @classmethod
@@ -116,23 +121,8 @@ class DepthwisePlanesConfig(PersistentTileConfig):
             ("planes are copied while others are computed", lambda t: (t.stages > 1) | (t.ctas_per_sm > 1)),
             (f"at least {MIN_THREADS} threads compute", lambda t: t.compute_threads >= MIN_THREADS),
             ("strips fill the columns", lambda t: ceil_div(width, t.strip) * t.strip <= 1.15 * width),
-            ("most threads of the last warp compute", lambda t: t.num_items >= 0.8 * t.compute_threads),
-            (
-                "X leaves L2 first if it competes for it",
-                lambda t: np.equal(t.input_eviction, FIRST if competes_for_cache(w) else NORMAL),
-            ),
+            *super().list_pruned(w),
         ]
-
-    @classmethod
-    @functools.lru_cache(maxsize=64)
-    def list_legal(cls, w: Conv) -> tuple[DepthwisePlanesConfig, Any]:
-        """Return all configs, and which of them meet the required rules."""
-        return super().list_legal(w)  # type: ignore[return-value]
-
-    @property
-    def is_persistent(self) -> Any:
-        """Whether a CTA computes several tiles, and copies the next ones ahead."""
-        return self.stages > 0
 
     @property
     def is_staged(self) -> Any:
@@ -145,11 +135,6 @@ class DepthwisePlanesConfig(PersistentTileConfig):
         return np.maximum(self.stages, 1)
 
     @property
-    def itemsize(self) -> int:
-        """Bytes per element."""
-        return get_itemsize(self.w.storage)
-
-    @property
     def plane_bytes(self) -> int:
         """Bytes of a plane of X."""
         return math.prod(self.w.input_size) * self.itemsize
@@ -158,11 +143,6 @@ class DepthwisePlanesConfig(PersistentTileConfig):
     def copy_bytes(self) -> Any:
         """Bytes of the planes of a tile."""
         return self.channels * self.plane_bytes
-
-    @property
-    def stage_bytes(self) -> Any:
-        """Bytes from one stage to the next."""
-        return round_up(self.copy_bytes, STAGE_ALIGNMENT_BYTES)
 
     @property
     def result_bytes(self) -> Any:
@@ -181,16 +161,6 @@ class DepthwisePlanesConfig(PersistentTileConfig):
         return self.result_offset_bytes + staged
 
     @property
-    def barrier_offset_bytes(self) -> Any:
-        """Shared-memory offset of the barriers."""
-        return self.filter_offset_bytes + round_up(self.channels * math.prod(self.w.kernel) * self.itemsize, COPY_BYTES)
-
-    @property
-    def smem_bytes(self) -> Any:
-        """Dynamic shared memory per CTA in bytes, including the alignment of its start."""
-        return STAGE_ALIGNMENT_BYTES + self.barrier_offset_bytes + 2 * self.buffers * BARRIER_BYTES
-
-    @property
     def strips(self) -> Any:
         """Strips of a row."""
         return ceil_div(self.w.output_size[1], self.strip)
@@ -204,16 +174,6 @@ class DepthwisePlanesConfig(PersistentTileConfig):
     def num_items(self) -> Any:
         """Threads of a tile that have work."""
         return self.channels * self.strips * self.parts
-
-    @property
-    def compute_threads(self) -> Any:
-        """Threads that compute, whole warps."""
-        return round_up(self.num_items, WARP_SIZE)
-
-    @property
-    def num_warps(self) -> Any:
-        """Warps per CTA, the last of which copies planes if there are several tiles."""
-        return np.maximum(self.compute_threads // WARP_SIZE + self.is_persistent, 1)
 
     @property
     def num_accumulators(self) -> Any:
@@ -279,15 +239,9 @@ class DepthwisePlanesConfig(PersistentTileConfig):
         address = (plane * w.input_size[1] + lane % strips * strip * w.stride[1]) * self.itemsize
         vector = math.gcd(w.input_size[1], COPY_BYTES // self.itemsize)
         nbytes = np.where(strips == 1, vector, np.gcd(vector, strip * w.stride[1])) * self.itemsize
-        totals = np.zeros(address.shape[0])
-        for size in (2, 4, 8, 16):
-            count = min(WARP_SIZE, WARP_SIZE * WORD_BYTES // size)  # threads whose words a wavefront has, at most
-            words = address.reshape(len(address), -1, count)[..., None] // WORD_BYTES + np.arange(max(1, size // 4))
-            words = np.sort(words.reshape(*words.shape[:2], -1), axis=-1)
-            is_new = np.concatenate([np.ones_like(words[..., :1], bool), np.diff(words, axis=-1) > 0], axis=-1)
-            banks = (words % WARP_SIZE)[..., None] == np.arange(WARP_SIZE)
-            wavefronts = (banks & is_new[..., None]).sum(axis=-2).max(axis=-1).sum(axis=-1)
-            totals = np.where(nbytes[:, 0] == size, wavefronts, totals)
+        totals = np.select(
+            [nbytes[:, 0] == size for size in LOAD_BYTES], [count_wavefronts(address, size) for size in LOAD_BYTES]
+        )
         return totals if np.ndim(self.strip) else totals[0]
 
     @property
@@ -308,13 +262,8 @@ class DepthwisePlanesConfig(PersistentTileConfig):
         shared = shared + np.where(self.is_staged, 2 * self.rows * stores * self.load_wavefronts * warps, 0)
         instructions = taps + self.num_lines * (loads + conversions * columns + 6)
         instructions = instructions + self.rows * (0.5 * conversions * self.strip + 3 * stores)
-        # Few warps do not hide the latency of their own instructions.
-        resident = np.maximum(1, ctas * warps)
-        balance = ceil_div(resident, SCHEDULERS) * SCHEDULERS / resident  # of warps on schedulers
-        issue = instructions * warps / SCHEDULERS * np.maximum(1.0, 8 / resident) ** 0.5 * balance
+        issue = self.count_issue_cycles(instructions)
         copies = self.copy_bytes / L2_BYTES_PER_CLOCK
-        rate = L2_BYTES_PER_CLOCK if w.min_bytes <= H200.architecture.l2_bytes else MEMORY_BYTES_PER_CLOCK
-        memory = w.min_bytes / (H200.multiprocessors * rate)
         # With one stage, a CTA waits for the next planes while the others compute.
         waits = np.maximum(0, COPY_LATENCY_CYCLES + copies - (ctas - 1) * issue)
         waits = np.where(self.stages <= 1, tiles / ctas * waits, 0)
@@ -322,7 +271,6 @@ class DepthwisePlanesConfig(PersistentTileConfig):
         sectors = np.minimum(WARP_SIZE, self.strip * itemsize + WARP_SIZE / self.strips)
         stored = self.rows * stores * sectors * warps / STORED_SECTORS_PER_CLOCK
         stored = np.where(self.is_staged, self.result_bytes / L2_BYTES_PER_CLOCK, stored)
-        work = np.stack(np.broadcast_arrays(tiles * issue, tiles * shared, tiles * stored, tiles * copies, memory))
-        longest = work.max(axis=0)
+        work = tiles * issue, tiles * shared, tiles * stored, tiles * copies, self.memory_cycles
         first = self.copy_bytes * ctas / L2_BYTES_PER_CLOCK  # before any thread can compute
-        return longest + (1 - OVERLAP) * (work.sum(axis=0) - longest) + waits + first + START_CYCLES
+        return overlap_cycles(OVERLAP, *work) + waits + first + START_CYCLES

@@ -1,9 +1,10 @@
-"""What gradients of the weights of depthwise convolutions by TMA share: a workspace of parts, and its sum."""
+"""What gradients of the weights of depthwise convolutions by TMA share: parts of the pixels, and their sum."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 
 from tvm.s_tir import Schedule
 from tvm.script import tirx as T  # noqa: N812  (TVM's own name for it)
@@ -13,7 +14,7 @@ from tvmconv.workloads.conv_gradient import WeightGradient
 from tvmconv.workloads.dtypes import ACCUMULATOR
 
 from ...primitives import disable_buffer_reuse
-from ...tir_builder import Buffer, Expr, allocate, build_schedule
+from ...tir_builder import Buffer, Expr, allocate, build_schedule, if_, is_below, serial_loop
 from ..plane_shape import PlaneShape
 from .sum_of_parts import emit_sum_of_parts
 
@@ -55,3 +56,12 @@ def build_depthwise_sums(
     built = build_schedule(w, emit)
     disable_buffer_reuse(built)  # TVM does not see the accesses of TMA
     return built
+
+
+@contextmanager
+def part_tiles(part: Expr, iterations: int, num_tiles: int) -> Iterator[Expr]:
+    """Open the loop over the tiles of a part, which has `iterations` of them; those of the last part may be fewer."""
+    with serial_loop(iterations, "iteration") as iteration:
+        tile = part * iterations + iteration
+        with if_(is_below(tile, num_tiles, iterations)):
+            yield tile

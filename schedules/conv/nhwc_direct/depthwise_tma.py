@@ -13,16 +13,16 @@ from __future__ import annotations
 
 import itertools
 import math
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 
 from tvm.s_tir import Schedule
-from tvm.script import tirx as T  # noqa: N812  (TVM's own name for it)
 
 from tvmconv import tensor_map as maps
 from tvmconv.registry import schedule
 from tvmconv.requirements import CHANNELS_LAST_LAYOUT, Requirement, all_of
 from tvmconv.space import Knobs
-from tvmconv.target import WARP_SIZE
 from tvmconv.workloads import Conv
 from tvmconv.workloads.dtypes import get_itemsize
 
@@ -34,7 +34,6 @@ from ...tir_builder import (
     allocate,
     build_schedule,
     declare_tensor_map,
-    emit_call,
     if_,
     load_shared,
     logical_and,
@@ -45,34 +44,19 @@ from ...tir_builder import (
     unpack,
 )
 from ..reduction import FLOAT_DTYPES
-from ..row_walk import COPY_BYTES, FIRST, RowWalk, load_taps
-from ..tensor_cores.gemm.cta import Cta, allocate_smem, allow_dependent_launch, open_cta
-from ..tensor_cores.gemm.epilogue_ops import EpilogueOps, apply_to_vector
-from ..tensor_cores.gemm.pipelines import PipelineState, TmaPipeline, fence_barrier_init
-from ..tensor_cores.gemm.tma import TmaCopy, prefetch_tensor_maps
-from .depthwise_tma_config import STAGE_ALIGNMENT_BYTES, DepthwiseTmaConfig
-
-COMPUTE_BARRIER = 1  # named barrier of the threads that compute
-MIN_PROMISING_BYTES = 8 << 20  # of inputs and outputs, below which the latency of a launch decides
+from ..row_walk import RowWalk, RowWalkCta, locate_item, open_row_walk
+from ..row_walk_config import COPY_BYTES, FIRST, is_plain_depthwise, is_promising
+from ..tensor_cores.gemm.epilogue_ops import apply_to_vector
+from ..tensor_cores.gemm.pipelines import PipelineState
+from ..tensor_cores.gemm.tma import TmaCopy
+from .depthwise_tma_config import DepthwiseTmaConfig
 
 
 def has_depthwise_windows(w: Conv) -> bool:
     """Whether each channel has one filter, TMA can copy the input, and a window fits in shared memory."""
     return (
-        w.spatial_ndim == 2
-        and w.C == w.O == w.groups > 1
-        and not w.returns_stats
-        and not w.has_large_tensors
-        and not w.cached_frames
-        and max(w.upsampling) == 1
-        and w.C * get_itemsize(w.storage) % COPY_BYTES == 0
-        and DepthwiseTmaConfig.has_config(w)
+        is_plain_depthwise(w) and w.C * get_itemsize(w.storage) % COPY_BYTES == 0 and DepthwiseTmaConfig.has_config(w)
     )
-
-
-def is_promising(w: Conv) -> bool:
-    """Return whether memory may bound the layer."""
-    return bool(w.min_bytes >= MIN_PROMISING_BYTES)
 
 
 WINDOWS = Requirement(
@@ -114,77 +98,50 @@ class DepthwiseTmaKernel:
     """What the warps of a CTA share, whatever their roles."""
 
     config: DepthwiseTmaConfig
-    arguments: dict[str, Buffer]
-    ops: EpilogueOps
-    cta: Cta
-    smem: Expr  # address of the shared memory
-    pipeline: TmaPipeline
-    state: PipelineState
+    cta: RowWalkCta
     is_flipped: bool  # whether taps are in the opposite order, as in a gradient
 
-    @property
-    def channel(self) -> Expr:
-        """First channel of the CTA."""
-        return self.cta.index % int(self.config.channel_blocks) * int(self.config.channels)
-
-    def locate(self, tile_round: Expr) -> tuple[Expr, WindowTile]:
-        """Return the index and the place of the CTA's tile in a round."""
+    @contextmanager
+    def for_each_tile(self) -> Iterator[WindowTile]:
+        """Open the loop over the tiles of the CTA."""
         config = self.config
-        tiles_y, tiles_x, lines, columns = (
+        tiles_y, tiles_x, rows, columns = (
             int(value) for value in (config.tiles_y, config.tiles_x, config.rows, config.columns)
         )
-        index = self.cta.index // int(config.channel_blocks) + tile_round * int(config.ctas_per_block)
-        row, column = index // tiles_x % tiles_y * lines, index % tiles_x * columns
-        return index, WindowTile(index // (tiles_x * tiles_y), row, column)
+        with serial_loop(int(config.tiles_per_cta), "round") as tile_round:
+            index = self.cta.locate_tile(tile_round)
+            with if_(index < int(config.pixel_tiles)):
+                row, column = index // tiles_x % tiles_y * rows, index % tiles_x * columns
+                yield WindowTile(index // (tiles_x * tiles_y), row, column)
 
     def load_windows(self, input_map: Expr) -> None:
         """Load the windows of all tiles; run by one thread."""
-        w, config, pipeline = self.config.w, self.config, self.pipeline
+        w, config, pipeline = self.config.w, self.config, self.cta.pipeline
         state = PipelineState("loaded", int(config.buffers))
-        with serial_loop(int(config.tiles_per_cta), "round") as tile_round:
-            index, tile = self.locate(tile_round)
-            with if_(index < int(config.pixel_tiles)):
-                row = tile.row * w.stride[0] - w.pad_low[0] + int(config.skipped_lines)
-                column = tile.column * w.stride[1] - w.pad_low[1]
-                with serial_loop(int(config.copies_per_window), "copy") as number:
-                    pipeline.producer_acquire(state.index, state.phase)
-                    evicts_first = config.input_eviction == FIRST
-                    copy = TmaCopy(input_map, pipeline.full_barrier(state.index), evicts_first=evicts_first)
-                    line = row + number * int(config.copied_lines)
-                    copy.issue(pipeline.stage_address(state.index), (self.channel, column, line, tile.image))
-                    state.advance()
+        with self.for_each_tile() as tile:
+            row = tile.row * w.stride[0] - w.pad_low[0] + int(config.skipped_lines)
+            column = tile.column * w.stride[1] - w.pad_low[1]
+            with serial_loop(int(config.copies_per_window), "copy") as number:
+                pipeline.producer_acquire(state.index, state.phase)
+                evicts_first = config.input_eviction == FIRST
+                copy = TmaCopy(input_map, pipeline.full_barrier(state.index), evicts_first=evicts_first)
+                line = row + number * int(config.copied_lines)
+                copy.issue(pipeline.stage_address(state.index), (self.cta.first_channel, column, line, tile.image))
+                state.advance()
 
     def compute(self) -> None:
         """Compute all tiles; run by all threads but those of a warp that loads windows."""
-        config, thread = self.config, self.cta.thread.thread
-        vectors, vector, strip, itemsize = (
-            int(value) for value in (config.vectors, config.vector, config.strip, config.itemsize)
-        )
-        item = thread
-        if int(config.num_items) < int(config.compute_threads):  # a thread without an item computes the first one
-            item = Register("item", value=T.Select(thread < int(config.num_items), thread, 0)).value
+        config, cta = self.config, self.cta
+        vectors, vector, strip = (int(value) for value in (config.vectors, config.vector, config.strip))
+        item = locate_item(cta.thread, int(config.num_items), int(config.compute_threads))
         lane_channel = Register("lane_channel", value=item % vectors * vector).value
         first_column = Register("first_column", value=item // vectors * strip).value
-        channel = Register("channel", value=self.channel + lane_channel).value
-        taps = load_taps(
-            config.w,
-            self.arguments["K"],
-            self.smem + to_uint32(int(config.filter_offset_bytes)),
-            first_channel=self.channel,
-            lane_channel=lane_channel,
-            num_channels=int(config.channels),
-            vector=vector,
-            thread=thread,
-            num_threads=int(config.compute_threads),
-            barrier=COMPUTE_BARRIER,
-            is_flipped=self.is_flipped,
-        )
+        channel = Register("channel", value=cta.first_channel + lane_channel).value
+        taps = cta.load_taps(lane_channel, vector, is_flipped=self.is_flipped)
         pixel = first_column * (config.w.stride[1] * int(config.channels)) + lane_channel
-        window_offset = Register("window_offset", value=pixel * itemsize).value
-        with serial_loop(int(config.tiles_per_cta), "round") as tile_round:
-            index, tile = self.locate(tile_round)
-            with if_(index < int(config.pixel_tiles)):
-                WindowWalk(self, tile, taps, window_offset, channel, first_column).run()
+        window_offset = Register("window_offset", value=pixel * config.itemsize).value
+        with self.for_each_tile() as tile:
+            WindowWalk(self, tile, taps, window_offset, channel, first_column).run()
 
 
 class WindowWalk(RowWalk):
@@ -205,7 +162,8 @@ class WindowWalk(RowWalk):
         )
         sizes = {"strip": strip, "vector": vector, "rows": rows, "period_lines": period_lines}
         super().__init__(config.w, taps, **sizes, num_periods=int(config.num_periods))
-        self.kernel, self.tile, self.channel, self.first_column = kernel, tile, channel, first_column
+        self.config, self.cta, self.tile = config, kernel.cta, tile
+        self.channel, self.first_column = channel, first_column
         self.window_offset, self.copied_lines = window_offset, int(config.copied_lines)
         self.skipped_lines = int(config.skipped_lines)
         self.window = Register("window_address", "uint32")
@@ -214,26 +172,24 @@ class WindowWalk(RowWalk):
     @property
     def lines(self) -> range:
         """Rows of the window that are copied."""
-        return range(self.skipped_lines, self.skipped_lines + int(self.kernel.config.window_lines))
+        return range(self.skipped_lines, self.skipped_lines + int(self.config.window_lines))
 
     def begin_line(self, line: int) -> None:
         """Wait for the copy that begins with a row."""
         if (line - self.skipped_lines) % self.copied_lines == 0:
-            pipeline, state = self.kernel.pipeline, self.kernel.state
+            pipeline, state = self.cta.pipeline, self.cta.state
             pipeline.consumer_wait(state.index, state.phase)
             self.window.set(pipeline.stage_address(state.index) + to_uint32(self.window_offset))
 
     def end_line(self, line: int, *, is_last: bool) -> None:
         """Release the stage of the copy that ends with a row."""
         if (line + 1 - self.skipped_lines) % self.copied_lines == 0 or is_last:
-            emit_call(T.cuda.warp_sync())
-            with if_(self.kernel.cta.thread.lane == 0):
-                self.kernel.pipeline.consumer_arrive(self.kernel.state.index)
-            self.kernel.state.advance()
+            self.cta.release_stage()
+            self.cta.state.advance()
 
     def load_line(self, line: int, first_row: Expr) -> None:
         """Load the needed columns of a row of a copy, widened to float32."""
-        config, w = self.kernel.config, self.w
+        config, w = self.config, self.w
         pixel_bytes = int(config.channels) * int(config.itemsize)
         copied_line = (line - self.skipped_lines) % self.copied_lines
         strip_taps = itertools.product(range(self.strip), range(w.kernel[1]))
@@ -246,12 +202,11 @@ class WindowWalk(RowWalk):
 
     def store_row(self, row: Expr, slot: int) -> None:
         """Apply the epilogue to an output row of the strip, and store it."""
-        kernel, tile, channel = self.kernel, self.tile, self.channel
-        config, w, thread = kernel.config, kernel.config.w, kernel.cta.thread.thread
+        config, w, cta, tile, channel = self.config, self.w, self.cta, self.tile, self.channel
         strip, vector, (height, width) = self.strip, self.vector, w.output_size
         results, packed = allocate("results", vector, "float32"), allocate("packed", 8, "uint32")
-        y, is_exact = tile.row + row, int(config.num_items) == int(config.compute_threads)
-        conditions = [] if is_exact else [thread < int(config.num_items)]
+        y = tile.row + row
+        conditions = [cta.thread < int(config.num_items)] * (int(config.num_items) < int(config.compute_threads))
         conditions += [y < height] * (height % int(config.rows) > 0)
         conditions += [channel < w.C] * (int(config.channel_blocks * config.channels) > w.C)
         for j in range(strip):
@@ -261,44 +216,16 @@ class WindowWalk(RowWalk):
                 for e in range(vector):
                     store(results, e, self.sums[(slot * strip + j) * vector + e])
                 index = ((tile.image * height + y) * width + column) * w.O + channel
-                apply_to_vector(kernel.ops, kernel.arguments, channel, index, vector, results, packed)
-                store_global(kernel.arguments["Y"], index, packed, vector)
+                apply_to_vector(cta.ops, cta.arguments, channel, index, vector, results, packed)
+                store_global(cta.arguments["Y"], index, packed, vector)
 
 
 def emit_kernel(config: DepthwiseTmaConfig, arguments: dict[str, Buffer], *, is_flipped: bool = False) -> None:
     """Emit the kernel; `is_flipped`: the taps of K are in the opposite order."""
     input_map = declare_tensor_map("X_map", arguments["X"], make_input_map(config))
-    compute_threads, stages = int(config.compute_threads), int(config.buffers)
-    with open_cta(int(config.num_blocks), int(config.num_threads), 1, splits_in_cluster=False) as cta:
-        smem = allocate_smem(int(config.smem_bytes), STAGE_ALIGNMENT_BYTES)
-        pipeline = TmaPipeline(
-            smem,
-            int(config.stage_bytes),
-            smem + to_uint32(int(config.barrier_offset_bytes)),
-            stages,
-            int(config.copy_bytes),
-            num_consumers=compute_threads // WARP_SIZE,
-        )
-        loader = compute_threads if config.is_persistent else 0  # the thread that loads windows
-        with if_(cta.thread.thread == loader):
-            prefetch_tensor_maps([input_map])
-        with if_(cta.thread.thread == 0):
-            pipeline.init_barriers()
-            fence_barrier_init()
-        emit_call(T.cuda.cta_sync())
-        allow_dependent_launch()
-        ops = EpilogueOps.from_workload(config.w).bind_tensor_args(arguments, uses_registers=True)
-        state = PipelineState("window", stages)
-        kernel = DepthwiseTmaKernel(config, arguments, ops, cta, smem, pipeline, state, is_flipped)
-        if config.is_persistent:
-            with if_(cta.thread.thread < compute_threads):
-                kernel.compute()
-            with cta.thread.elect_in_warp(compute_threads // WARP_SIZE):
-                kernel.load_windows(input_map)
-        else:
-            with if_(cta.thread.thread == loader):
-                kernel.load_windows(input_map)
-            kernel.compute()
+    with open_row_walk(config, arguments, "window", [input_map]) as cta:
+        kernel = DepthwiseTmaKernel(config, cta, is_flipped)
+        cta.emit_roles(lambda: kernel.load_windows(input_map), kernel.compute)
 
 
 def make_input_map(config: DepthwiseTmaConfig) -> maps.TensorMap:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -11,26 +10,24 @@ from typing import Any, ClassVar
 import numpy as np
 
 from tvmconv.arithmetic import ceil_div, round_up
-from tvmconv.target import H200, MAX_REGISTERS_PER_THREAD, REGISTERS_PER_MULTIPROCESSOR, SCHEDULERS, WARP_SIZE
 from tvmconv.tensor_map import MAX_BOX_ELEMENTS
 from tvmconv.workloads import Conv
 from tvmconv.workloads.dtypes import get_itemsize
 
-from ..persistent_tiles import PersistentTileConfig
-from ..row_walk import (
+from ..estimated_config import limit_compute_threads
+from ..row_walk_config import (
     COPY_BYTES,
-    FIRST,
     INPUT_EVICTIONS,
+    L2_BYTES_PER_CLOCK,
     NORMAL,
-    competes_for_cache,
+    START_CYCLES,
+    RowWalkConfig,
+    can_skip_padding,
     count_period_lines,
     count_periods,
-    has_short_padding,
 )
-from ..tile_config import Rule
+from ..tile_config import Rule, overlap_cycles
 
-STAGE_ALIGNMENT_BYTES = 128
-BARRIER_BYTES = 8
 MAX_SHARED_BYTES = 227 << 10
 MAX_CHANNEL_CHOICES = 8  # channels per tile that are tried
 MIN_CHANNEL_BYTES = 32  # of a tile whose channels are not among the most
@@ -39,8 +36,6 @@ MAX_PRODUCTS = 2560  # unrolled products per thread
 MAX_FILTER_REGISTERS = 100  # taps of a thread's channels
 MIN_THREADS, MAX_THREADS = 64, 512  # that compute
 OVERHEAD_REGISTERS = 8  # besides sums, taps and a row of the window
-# Bytes per clock of an SM, approximately, of an H200: its share of the bandwidth of memory and of L2.
-MEMORY_BYTES_PER_CLOCK, L2_BYTES_PER_CLOCK = 17, 36
 MAX_COPIES = 4  # of the window of a CTA that has one
 MIN_COPIED_BYTES = 64  # contiguous bytes below which TMA copies more slowly
 SHARED_BYTES_PER_CLOCK = 128  # of an SM
@@ -49,7 +44,6 @@ STRIPS = (1, 2, 4, 5, 7)  # neighbouring output columns per thread
 WHOLE_WINDOW = 0  # the number of rows per copy that stands for all rows of a window
 OVERLAP = 0.6  # fraction of work that the longest part of it hides
 WINDOW_LATENCY_CYCLES = 600  # from the copy of a window to its use, besides the time of its bytes
-START_CYCLES = 3000  # of a launch, and of the first window
 
 
 def list_channel_choices(w: Conv) -> list[int]:
@@ -70,10 +64,11 @@ def list_extent_choices(size: int, candidates: Sequence[int]) -> list[int]:
 
 
 @dataclass(frozen=True)
-class DepthwiseTmaConfig(PersistentTileConfig):
+class DepthwiseTmaConfig(RowWalkConfig):
     """One config, or many configs as columns."""
 
     TILE_KNOBS: ClassVar[tuple[str, ...]] = ("channels", "rows", "columns", "strip")
+    SHARED_BYTES: ClassVar[int] = MAX_SHARED_BYTES
     MISSING_KNOBS: ClassVar[Mapping[str, Any]] = {"lines": WHOLE_WINDOW, "input_eviction": NORMAL}
 
     w: Conv
@@ -121,14 +116,7 @@ class DepthwiseTmaConfig(PersistentTileConfig):
                 f"at most {MAX_FILTER_REGISTERS} taps per thread",
                 lambda t: t.vector * math.prod(w.kernel) <= MAX_FILTER_REGISTERS,
             ),
-            (
-                f"at most {MAX_THREADS} threads compute, and their registers fit",
-                lambda t: (
-                    (t.compute_threads <= MAX_THREADS)
-                    & (t.registers <= MAX_REGISTERS_PER_THREAD)
-                    & (t.registers * t.num_threads <= REGISTERS_PER_MULTIPROCESSOR)
-                ),
-            ),
+            limit_compute_threads(MAX_THREADS),
             (
                 f"a copy has at most {MAX_BOX_ELEMENTS} rows and columns",
                 lambda t: (t.copied_lines <= MAX_BOX_ELEMENTS) & (t.window_columns <= MAX_BOX_ELEMENTS),
@@ -154,24 +142,8 @@ class DepthwiseTmaConfig(PersistentTileConfig):
                     <= MAX_OVERHANG * height * width
                 ),
             ),
-            ("most threads of the last warp compute", lambda t: t.num_items >= 0.8 * t.compute_threads),
-            (
-                "X leaves L2 first if it competes for it",
-                lambda t: np.equal(t.input_eviction, FIRST if competes_for_cache(w) else NORMAL),
-            ),
+            *super().list_pruned(w),
         ]
-
-    @classmethod
-    @functools.lru_cache(maxsize=64)
-    def list_legal(cls, w: Conv) -> tuple[DepthwiseTmaConfig, Any]:
-        """Return all configs, and which of them meet the required rules."""
-        configs = cls.from_options(cls.list_options(w), w=w)
-        return configs, functools.reduce(np.logical_and, [predicate(configs) for _, predicate in cls.list_required(w)])
-
-    @property
-    def itemsize(self) -> int:
-        """Bytes per element."""
-        return get_itemsize(self.w.storage)
 
     def _window_extent(self, axis: int, outputs: Any) -> Any:
         w = self.w
@@ -180,7 +152,7 @@ class DepthwiseTmaConfig(PersistentTileConfig):
     @property
     def has_whole_images(self) -> Any:
         """Whether a tile has all rows of an image, so that it needs none outside of it."""
-        return (self.rows >= self.w.output_size[0]) & has_short_padding(self.w)
+        return (self.rows >= self.w.output_size[0]) & can_skip_padding(self.w)
 
     @property
     def skipped_lines(self) -> Any:
@@ -221,11 +193,6 @@ class DepthwiseTmaConfig(PersistentTileConfig):
         return np.where(self.lines == WHOLE_WINDOW, 0, count_periods(self.w, end, self.copied_lines))
 
     @property
-    def is_persistent(self) -> Any:
-        """Whether a CTA computes several tiles, and copies the next ones ahead."""
-        return self.stages > 0
-
-    @property
     def buffers(self) -> Any:
         """Copies in shared memory; a CTA of one tile has all of them."""
         return np.where(self.is_persistent, self.stages, self.copies_per_window)
@@ -236,29 +203,9 @@ class DepthwiseTmaConfig(PersistentTileConfig):
         return self.copied_lines * self.window_columns * self.channels * self.itemsize
 
     @property
-    def stage_bytes(self) -> Any:
-        """Bytes from one stage to the next."""
-        return round_up(self.copy_bytes, STAGE_ALIGNMENT_BYTES)
-
-    @property
     def filter_offset_bytes(self) -> Any:
         """Shared-memory offset of the filters."""
         return self.buffers * self.stage_bytes
-
-    @property
-    def filter_bytes(self) -> Any:
-        """Bytes of the filters of a tile's channels, a multiple of 16."""
-        return self.channels * math.prod(self.w.kernel) * self.itemsize
-
-    @property
-    def barrier_offset_bytes(self) -> Any:
-        """Shared-memory offset of the barriers."""
-        return self.filter_offset_bytes + self.filter_bytes
-
-    @property
-    def smem_bytes(self) -> Any:
-        """Dynamic shared memory per CTA in bytes, including the alignment of its start."""
-        return STAGE_ALIGNMENT_BYTES + self.barrier_offset_bytes + 2 * self.buffers * BARRIER_BYTES
 
     @property
     def vectors(self) -> Any:
@@ -269,16 +216,6 @@ class DepthwiseTmaConfig(PersistentTileConfig):
     def num_items(self) -> Any:
         """Strips of vectors in a tile, one for each thread that computes."""
         return self.vectors * (self.columns // self.strip)
-
-    @property
-    def compute_threads(self) -> Any:
-        """Threads that compute, whole warps."""
-        return round_up(self.num_items, WARP_SIZE)
-
-    @property
-    def num_warps(self) -> Any:
-        """Warps per CTA, the last of which loads windows if there are several."""
-        return np.maximum(self.compute_threads // WARP_SIZE + self.is_persistent, 1)
 
     @property
     def num_products(self) -> Any:
@@ -338,22 +275,15 @@ class DepthwiseTmaConfig(PersistentTileConfig):
         words = ceil_div(self.vector * itemsize, COPY_BYTES)
         instructions = self.num_accumulators * math.prod(w.kernel) + loads * (conversions * self.vector + words)
         instructions = instructions + self.rows * self.strip * (self.vector * 0.5 * conversions + 3 * words + 2)
-        issue = instructions * (self.compute_threads // WARP_SIZE) / SCHEDULERS
+        issue = self.count_issue_cycles(instructions)
         shared = self.bank_conflicts * loads * self.vector * itemsize * self.compute_threads / SHARED_BYTES_PER_CLOCK
         copied = np.maximum(MIN_COPIED_BYTES, self.channels * itemsize) * self.window_lines * self.window_columns
         copies = copied / L2_BYTES_PER_CLOCK
-        rate = L2_BYTES_PER_CLOCK if w.min_bytes <= H200.architecture.l2_bytes else MEMORY_BYTES_PER_CLOCK
-        memory = w.min_bytes / (H200.multiprocessors * rate)
         filters = 30.0 * self.vector * math.prod(w.kernel) / 4  # before the first tile
-        # Few warps do not hide the latency of their instructions, and schedulers may have different numbers of them.
-        warps = np.maximum(1, ctas * (self.compute_threads // WARP_SIZE))  # of configs without a whole strip as well
-        balance = ceil_div(warps, SCHEDULERS) * SCHEDULERS / warps
-        issue = issue * np.maximum(1.0, 8 / warps) ** 0.5 * balance
         # A copy takes its time while the copies before it are computed, by this CTA and the others.
         parts = np.where(self.is_persistent, self.copies_per_window, 1)
         hidden = (np.maximum(self.stages, 1) * ctas - 1) * issue / parts
         waits = tiles / ctas * parts * np.maximum(0, WINDOW_LATENCY_CYCLES + copies / self.copies_per_window - hidden)
         first = copies / self.copies_per_window * ctas
-        work = np.stack(np.broadcast_arrays(tiles * issue, tiles * shared, tiles * copies, memory))
-        longest = work.max(axis=0)
-        return longest + (1 - OVERLAP) * (work.sum(axis=0) - longest) + waits + first + filters + START_CYCLES
+        work = tiles * issue, tiles * shared, tiles * copies, self.memory_cycles
+        return overlap_cycles(OVERLAP, *work) + waits + first + filters + START_CYCLES

@@ -19,9 +19,11 @@ from tvmconv.workloads import Conv
 from tvmconv.workloads.conv_gradient import InputGradient
 
 from ...primitives import disable_buffer_reuse
-from ...tir_builder import Buffer, build_schedule
+from ...tir_builder import build_schedule
+from ..gradient_operators import assign_roles
 from ..reduction import FLOAT_DTYPES
-from .depthwise_tma import WINDOWS, emit_kernel, has_depthwise_windows, is_promising
+from ..row_walk_config import is_promising
+from .depthwise_tma import WINDOWS, emit_kernel, has_depthwise_windows
 from .depthwise_tma_config import DepthwiseTmaConfig
 
 
@@ -61,13 +63,6 @@ def compute_usage(w: InputGradient, columns: Columns) -> ResourceUsage:
 def depthwise_tma(s: Schedule, w: InputGradient, k: Knobs) -> Schedule:
     """Copy windows of dY by TMA ahead, and compute a vector of channels for a strip of pixels per thread."""
     config = DepthwiseTmaConfig.declare_knobs(get_convolution(w), k)
-    dy, filters = w.OPERANDS
-    roles = {dy: "X", filters: "K", w.RESULT: "Y"}
-
-    def emit(arguments: dict[str, Buffer]) -> None:
-        named = {roles.get(name, name): each for name, each in arguments.items()}
-        emit_kernel(config, named, is_flipped=True)
-
-    built = build_schedule(w, emit)
+    built = build_schedule(w, lambda arguments: emit_kernel(config, assign_roles(w, arguments), is_flipped=True))
     disable_buffer_reuse(built)  # TVM does not see the accesses of TMA
     return built

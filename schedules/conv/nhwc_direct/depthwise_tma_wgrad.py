@@ -7,10 +7,10 @@ compute the tiles before. These read shared memory without guards.
 A thread has a vector of channels, and a strip of neighbouring columns of dY. It walks down the rows of the window, and
 adds the products of a row of X with all rows of dY that it meets below a tap to float32 sums in registers, over all
 tiles of the CTA. If a tile has whole images, products outside of them are left out. The threads of a CTA then add their
-sums in shared memory. A second kernel adds those of all CTAs, or the CTAs of a cluster send them to each other. The
+sums in shared memory. A second kernel adds those of all CTAs, or the CTAs of a cluster add them (`cluster_sums`). The
 order of all sums is fixed, so that each run returns the same bits.
 
-Source: PTX ISA, "cp.async.bulk.tensor", "mapa" and "barrier.cluster".
+Source: PTX ISA, "cp.async.bulk.tensor".
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 
 from tvm.s_tir import Schedule
 from tvm.script import tirx as T  # noqa: N812  (TVM's own name for it)
@@ -49,16 +49,19 @@ from ...tir_builder import (
     store,
     thread_axis,
     to_uint32,
-    unpack,
 )
 from ..reduction import FLOAT_DTYPES
+from ..row_walk import locate_item
+from ..row_walk_config import COPY_BYTES, STAGE_ALIGNMENT_BYTES
 from ..tensor_cores.gemm.atoms import ThreadPosition
-from ..tensor_cores.gemm.cta import allocate_smem, allow_dependent_launch
-from ..tensor_cores.gemm.pipelines import PipelineState, TmaPipeline, fence_barrier_init, map_to_cta
-from ..tensor_cores.gemm.tma import TmaCopy, prefetch_tensor_maps
-from .depthwise_sums import StoreResult, build_depthwise_sums
-from .depthwise_tma_config import COPY_BYTES, STAGE_ALIGNMENT_BYTES
+from ..tensor_cores.gemm.cta import allocate_smem
+from ..tensor_cores.gemm.pipelines import PipelineState, TmaPipeline
+from ..tensor_cores.gemm.prologue import emit_prologue
+from ..tensor_cores.gemm.tma import TmaCopy
+from .cluster_sums import ClusterSums
+from .depthwise_sums import StoreResult, build_depthwise_sums, part_tiles
 from .window_wgrad_config import WindowWgradConfig
+from .window_wgrad_walk import WindowWgradWalk
 
 
 def has_tiles(w: WeightGradient) -> bool:
@@ -127,14 +130,9 @@ def emit_products(
             int(config.window_bytes) + int(config.gradient_bytes),
             num_consumers=compute_threads // WARP_SIZE,
         )
-        with if_(thread == compute_threads):
-            prefetch_tensor_maps([gradient_map, input_map])
-        with if_(thread == 0):
-            pipeline.init_barriers()
-            fence_barrier_init()
-        emit_call(T.cuda.cta_sync())
-        allow_dependent_launch()
-        kernel = WindowWgradKernel(config, workspace, store_result, pipeline, smem, part, block, thread)
+        position = ThreadPosition(thread)
+        emit_prologue(position, [pipeline], [gradient_map, input_map], first_loader=compute_threads)
+        kernel = WindowWgradKernel(config, workspace, store_result, pipeline, smem, part, block, position)
         kernel.emit(gradient_map, input_map)
 
 
@@ -168,53 +166,52 @@ class WindowWgradKernel:
         smem: Expr,
         part: Expr,
         block: Expr,
-        thread: Expr,
+        position: ThreadPosition,
     ) -> None:
         self.config, self.shape, self.workspace, self.store_result = config, config.shape, workspace, store_result
-        self.pipeline, self.smem, self.part, self.thread = pipeline, smem, part, thread
-        self.position, self.state = ThreadPosition(thread), PipelineState("tile", int(config.stages))
+        self.pipeline, self.smem, self.part = pipeline, smem, part
+        self.position, self.thread = position, position.thread
+        self.state = PipelineState("tile", int(config.stages))
         self.first_channel = block * int(config.channels)
+        self.owners = int(config.tap_groups * config.vectors)  # threads with different taps or channels
+        self.cluster_sums: ClusterSums | None = None
+        if int(config.parts_in_cluster) == 1:
+            sizes = int(config.num_parts), int(config.sums_per_cta), int(config.sums_per_rank)
+            self.cluster_sums = ClusterSums(smem + to_uint32(int(config.cluster_offset_bytes)), part, *sizes)
 
     def emit(self, gradient_map: Expr, input_map: Expr) -> None:
         """Emit the kernel after its barriers are initialized."""
-        config = self.config
-        compute_threads, in_cluster = int(config.compute_threads), int(config.parts_in_cluster) == 1
-        if in_cluster:
-            emit_ptx("barrier.cluster.arrive.relaxed")
+        config, cluster_sums = self.config, self.cluster_sums
+        compute_threads = int(config.compute_threads)
+        if cluster_sums:
+            cluster_sums.announce()
         self.sums = allocate("sums", int(config.num_accumulators), ACCUMULATOR)
         with if_(self.thread < compute_threads):
             self.compute()
         with self.position.elect_in_warp(compute_threads // WARP_SIZE):
             self.copy_tiles(gradient_map, input_map)
-        if in_cluster:
-            emit_ptx("barrier.cluster.wait.acquire")  # all CTAs of the cluster run
-            self.remote = Register("remote_sum", "uint32")
+        if cluster_sums:
+            cluster_sums.begin()
         self.add_threads()
-        if in_cluster:
-            emit_ptx("barrier.cluster.arrive.release")
-            emit_ptx("barrier.cluster.wait.acquire")
-            self.add_cluster()
+        if cluster_sums:
+            cluster_sums.add_up(
+                self.thread,
+                int(config.num_threads),
+                lambda index, value: self.store_sum(index // self.owners, index % self.owners, value),
+            )
 
-    @contextlib.contextmanager
-    def for_each_tile(self) -> Iterator[Expr]:
+    def open_tiles(self) -> contextlib.AbstractContextManager[Expr]:
         """Open the loop over the tiles of the CTA."""
-        config = self.config
-        iterations = int(config.iterations)
-        with serial_loop(iterations, "iteration") as iteration:
-            tile = self.part * iterations + iteration
-            with if_(is_below(tile, int(config.num_tiles), iterations)):
-                yield tile
+        return part_tiles(self.part, int(self.config.iterations), int(self.config.num_tiles))
 
     def copy_tiles(self, gradient_map: Expr, input_map: Expr) -> None:
         """Copy the tiles of dY and the windows of X below them, with zeros outside of the images; run by one thread."""
         config, shape, pipeline, state = self.config, self.shape, self.pipeline, self.state
-        (_, step_y, step_x), (_, pad_y, pad_x) = shape.strides, shape.pad_low
-        pad_y, pad_x = (
-            0 if is_known else pad
-            for pad, is_known in ((pad_y, bool(config.has_known_lines)), (pad_x, bool(config.has_known_columns)))
-        )
+        _, step_y, step_x = shape.strides
+        pad_y = 0 if config.has_known_lines else shape.pad_low[1]
+        pad_x = 0 if config.has_known_columns else shape.pad_low[2]
         tiles_y, tiles_x = int(config.tiles_y), int(config.tiles_x)
-        with self.for_each_tile() as tile:
+        with self.open_tiles() as tile:
             pipeline.producer_acquire(state.index, state.phase)
             stage, barrier = pipeline.stage_address(state.index), pipeline.full_barrier(state.index)
             image = tile // (tiles_x * tiles_y) * int(config.images)
@@ -229,121 +226,37 @@ class WindowWgradKernel:
 
     def compute(self) -> None:
         """Add up the products of all tiles; run by all threads but those of the last warp."""
-        config, shape = self.config, self.shape
-        vectors, strips, images, groups, num_items = (
-            int(value)
-            for value in (
-                config.vectors,
-                config.columns // config.strip,
-                config.images,
-                config.tap_groups,
-                config.num_items,
-            )
-        )
+        config, shape, pipeline, state = self.config, self.shape, self.pipeline, self.state
+        vectors, images, groups = int(config.vectors), int(config.images), int(config.tap_groups)
+        strips = int(config.columns // config.strip)
         fill_zeros(self.sums, int(config.num_accumulators))
-        item = self.thread
-        if num_items < int(config.compute_threads):  # a thread without an item computes the first one
-            item = Register("item", value=T.Select(self.thread < num_items, self.thread, 0)).value
-        strip = Register("first_column", value=item // vectors % strips * int(config.strip)).value
-        self.first_column, image = strip, item // (vectors * strips) % images
-        group = item // (vectors * strips * images)
+        item = locate_item(self.thread, int(config.num_items), int(config.compute_threads))
+        column = Register("first_column", value=item // vectors % strips * int(config.strip)).value
+        image, group = item // (vectors * strips) % images, item // (vectors * strips * images)
         line = group * (int(config.taps_y) * shape.dilations[1]) if groups > 1 else 0
         lane_channel = item % vectors * int(config.vector)
         window_line = image * int(config.window_lines) + line
-        window_pixel = window_line * int(config.window_columns) + strip * shape.strides[2]
-        gradient_pixel = image * (int(config.rows) * int(config.gradient_columns)) + strip
+        window_pixel = window_line * int(config.window_columns) + column * shape.strides[2]
+        gradient_pixel = image * (int(config.rows) * int(config.gradient_columns)) + column
         window_offset, gradient_offset = (
             Register(name, "uint32", to_uint32((pixel * int(config.channels) + lane_channel) * config.itemsize)).value
             for name, pixel in (("window_offset", window_pixel), ("gradient_offset", gradient_pixel))
         )
-        with self.for_each_tile():
-            self.pipeline.consumer_wait(self.state.index, self.state.phase)
-            stage = self.pipeline.stage_address(self.state.index)
+        with self.open_tiles():
+            pipeline.consumer_wait(state.index, state.phase)
+            stage = pipeline.stage_address(state.index)
             window = Register("window_address", "uint32", stage + window_offset).value
             offset = to_uint32(int(config.gradient_offset_bytes))
             gradient = Register("gradient_address", "uint32", stage + offset + gradient_offset).value
-            self.walk(window, gradient)
-            self.state.advance()
-
-    def walk(self, window: Expr, gradient: Expr) -> None:
-        """Add the products of each row of X with the rows of dY that it meets below a tap."""
-        config, shape = self.config, self.shape
-        strip, vector, taps_y = int(config.strip), int(config.vector), int(config.taps_y)
-        if config.has_known_columns:
-            strip = min(strip, shape.output_size[2])
-        (_, step_y, step_x), (_, dilation_y, dilation_x) = shape.strides, shape.dilations
-        num_columns = shape.kernel_size[2]
-        lines, columns = config.list_lines(), config.list_columns()
-        first_line = shape.pad_low[1] if config.has_known_lines else 0
-        first_column = shape.pad_low[2] if config.has_known_columns or config.whole_rows else 0
-        pixel_bytes = int(config.channels) * config.itemsize
-        rows = min(int(config.rows), shape.output_size[1])
-        last_strip = int(config.columns) - strip  # first column of the last thread along a row
-        self.words = allocate("words", max(1, vector * config.itemsize // 4), "uint32")
-        inputs = allocate("inputs", len(columns) * vector, ACCUMULATOR)
-        gradients = allocate("gradients", rows * strip * vector, ACCUMULATOR)
-        loaded_rows: set[int] = set()
-        for line in lines:
-            for i, column in enumerate(columns):
-                pixel = (line - first_line) * int(config.window_columns) + column - first_column
-                place = column - first_column, step_x, last_strip, shape.input_size[2]
-                self.load(inputs, i * vector, window, pixel * pixel_bytes, self.list_guards(*place))
-            users = [(y, r) for y in range(rows) for r in range(taps_y) if y * step_y + r * dilation_y == line]
-            for y in sorted({y for y, _ in users} - loaded_rows):
-                loaded_rows.add(y)
-                for j in range(strip):
-                    offset = (y * int(config.gradient_columns) + j) * pixel_bytes
-                    guards = self.list_guards(j, 1, last_strip, shape.output_size[2])
-                    self.load(gradients, (y * strip + j) * vector, gradient, offset, guards)
-            if line == lines[-1]:
-                emit_call(T.cuda.warp_sync())
-                with if_(self.position.lane == 0):
-                    self.pipeline.consumer_arrive(self.state.index)
-            for j in range(strip):
-                for (y, r), s in ((user, s) for user in users for s in range(num_columns)):
-                    column = j * step_x + s * dilation_x
-                    if column not in columns:
-                        continue
-                    for e in range(vector):
-                        number = (r * num_columns + s) * vector + e
-                        product = inputs[columns.index(column) * vector + e] * gradients[(y * strip + j) * vector + e]
-                        store(self.sums, number, self.sums[number] + product)
-
-    def list_guards(self, offset: int, step: int, last: int, width: int) -> list[Expr]:
-        """Return the conditions that a column of the thread is in a whole row; tiles have zeros beyond their rows."""
-        if not self.config.whole_rows or self.config.has_known_columns:
-            return []
-        column = self.first_column * step + offset
-        return [column >= 0] * (offset < 0) + [column < width] * (last * step + offset >= width)
-
-    def load(self, values: Buffer, first: int, address: Expr, offset: int, guards: Sequence[Expr]) -> None:
-        """Load a vector of channels of a pixel, or zeros, and convert it to the dtype of the sums."""
-        vector = int(self.config.vector)
-        num_bytes = vector * self.config.itemsize
-        if guards:
-            for word in range(max(1, num_bytes // 4)):
-                store(self.words, word, T.uint32(0))
-        with if_(logical_and(*guards)):
-            load_shared(self.words, address + to_uint32(offset % 2**32), num_bytes)  # addresses have 32 bits
-        for e, value in enumerate(unpack(self.words, vector, self.config.w.storage)):
-            store(values, first + e, value)
+            walk = WindowWgradWalk(config, self.sums, column, window, gradient)
+            walk.run(lambda: pipeline.warp_release(state.index, self.position))
+            state.advance()
 
     def add_threads(self) -> None:
         """Add the sums of the threads with the same taps and channels in order, and pass them on."""
         config = self.config
-        num_sums, at_a_time, pitch, vectors, groups, num_threads, pixel_threads = (
-            int(value)
-            for value in (
-                config.num_accumulators,
-                config.sums_at_a_time,
-                config.sum_pitch,
-                config.vectors,
-                config.tap_groups,
-                config.num_threads,
-                config.pixel_threads,
-            )
-        )
-        owners = vectors * groups
+        num_sums, at_a_time = int(config.num_accumulators), int(config.sums_at_a_time)
+        pitch, vectors, pixel_threads = int(config.sum_pitch), int(config.vectors), int(config.pixel_threads)
         total, value = allocate("total", 1, ACCUMULATOR), allocate("sum", 1, "uint32")
         place = Register("sum_address", "uint32", self.smem + to_uint32(self.thread * 4)).value
         for first in range(0, num_sums, at_a_time):
@@ -354,8 +267,8 @@ class WindowWgradKernel:
                     store(value, 0, T.reinterpret("uint32", self.sums[first + i]))
                     emit_ptx("st.shared.b32", place + to_uint32(i * pitch * 4), value[0])
             emit_call(T.cuda.cta_sync())
-            with items_loop(count * owners, self.thread, num_threads) as item:
-                owner, number = item % owners, item // owners
+            with items_loop(count * self.owners, self.thread, int(config.num_threads)) as item:
+                owner, number = item % self.owners, item // self.owners
                 first_thread = owner // vectors * (pixel_threads * vectors) + owner % vectors
                 store(total, 0, T.float32(0))
                 address = self.smem + to_uint32((number * pitch + first_thread) * 4)
@@ -366,15 +279,11 @@ class WindowWgradKernel:
                 self.pass_on(first + number, owner, total[0])
 
     def pass_on(self, number: Expr, owner: Expr, value: Expr) -> None:
-        """Store a sum of the CTA to the workspace, to the CTA of the cluster that adds it up, or as the gradient."""
-        config = self.config
-        if int(config.parts_in_cluster) == 1:
-            index = number * int(config.tap_groups * config.vectors) + owner
-            rank, place = index // int(config.sums_per_rank), index % int(config.sums_per_rank)
-            map_to_cta(self.remote, self.locate_part(self.part, place), rank)
-            emit_ptx("st.shared::cluster.b32", self.remote.value, T.reinterpret("uint32", value))
-            return
-        self.store_sum(number, owner, value)
+        """Send a sum of the CTA to the CTA of the cluster that adds it up, or store it."""
+        if self.cluster_sums:
+            self.cluster_sums.send(number * self.owners + owner, value)
+        else:
+            self.store_sum(number, owner, value)
 
     def store_sum(self, number: Expr, owner: Expr, value: Expr) -> None:
         """Store a sum if there is such an element of dK."""
@@ -389,22 +298,3 @@ class WindowWgradKernel:
                 self.store_result(tap, channel, value)
             else:
                 store(self.workspace, (self.part * self.shape.num_taps + tap) * config.w.C + channel, value)
-
-    def locate_part(self, part: Expr, place: Expr) -> Expr:
-        """Return the address of a part's sum among those that a CTA adds up."""
-        index = part * int(self.config.sums_per_rank) + place
-        return self.smem + to_uint32(int(self.config.cluster_offset_bytes)) + to_uint32(index * 4)
-
-    def add_cluster(self) -> None:
-        """Add the CTA's share of the sums over the CTAs of the cluster in order, and store the gradient."""
-        config = self.config
-        owners, per_rank = int(config.tap_groups * config.vectors), int(config.sums_per_rank)
-        total, value = allocate("cluster_total", 1, ACCUMULATOR), allocate("cluster_sum", 1, "uint32")
-        with items_loop(per_rank, self.thread, int(config.num_threads)) as item:
-            index = self.part * per_rank + item
-            with if_(index < int(config.sums_per_cta)):
-                store(total, 0, T.float32(0))
-                for part in range(int(config.num_parts)):
-                    load_shared(value, self.locate_part(part, item), 4)
-                    store(total, 0, total[0] + T.reinterpret(ACCUMULATOR, value[0]))
-                self.store_sum(index // owners, index % owners, total[0])

@@ -12,9 +12,7 @@ import numpy as np
 from tvmconv.arithmetic import ceil_div, round_up
 from tvmconv.target import (
     H200,
-    MAX_REGISTERS_PER_THREAD,
     NUM_BANKS,
-    REGISTERS_PER_MULTIPROCESSOR,
     SCHEDULERS,
     WARP_SIZE,
 )
@@ -22,18 +20,13 @@ from tvmconv.tensor_map import MAX_BOX_ELEMENTS
 from tvmconv.workloads.conv_gradient import WeightGradient
 from tvmconv.workloads.dtypes import get_itemsize
 
-from ..estimated_config import EstimatedTileConfig
+from ..estimated_config import EstimatedTileConfig, limit_compute_threads
 from ..plane_shape import PlaneShape
+from ..row_walk_config import COPY_BYTES, STAGE_ALIGNMENT_BYTES
+from ..tensor_cores.gemm.pipelines import BARRIER_BYTES
 from ..tensor_cores.latency_model import count_ctas_per_sm
-from ..tile_config import Rule
-from .depthwise_tma_config import (
-    BARRIER_BYTES,
-    COPY_BYTES,
-    MAX_SHARED_BYTES,
-    MIN_THREADS,
-    SHARED_BYTES_PER_CLOCK,
-    STAGE_ALIGNMENT_BYTES,
-)
+from ..tile_config import Rule, overlap_cycles
+from .depthwise_tma_config import MAX_SHARED_BYTES, MIN_THREADS, SHARED_BYTES_PER_CLOCK
 from .wgrad_config import MAX_CLUSTER, count_positions, list_positions
 
 MAX_PRODUCTS = 3072  # unrolled products per thread
@@ -121,14 +114,7 @@ class WindowWgradConfig(EstimatedTileConfig):
             ),
             (f"at most {MAX_PRODUCTS} unrolled products per thread", lambda t: t.num_products <= MAX_PRODUCTS),
             (f"at most {MAX_SUMS} sums per thread", lambda t: t.num_accumulators <= MAX_SUMS),
-            (
-                f"at most {MAX_THREADS} threads compute, and their registers fit",
-                lambda t: (
-                    (t.compute_threads <= MAX_THREADS)
-                    & (t.registers <= MAX_REGISTERS_PER_THREAD)
-                    & (t.registers * t.num_threads <= REGISTERS_PER_MULTIPROCESSOR)
-                ),
-            ),
+            limit_compute_threads(MAX_THREADS),
             (
                 f"a window has at most {MAX_BOX_ELEMENTS} rows and columns",
                 lambda t: np.maximum(t.window_lines, t.window_columns) <= MAX_BOX_ELEMENTS,
@@ -201,13 +187,13 @@ class WindowWgradConfig(EstimatedTileConfig):
 
     @property
     def has_known_lines(self) -> Any:
-        """Whether a tile has all rows of an image, so that rows of X outside of it are known to the compiler."""
-        return (self.tiles_y == 1) & (self.tap_groups == 1)
+        """Whether a tile has all rows of an image, so that rows of X outside of it are known; some are inside."""
+        return (self.shape.count_inside_taps(1) > 0) & (self.tiles_y == 1) & (self.tap_groups == 1)
 
     @property
     def has_known_columns(self) -> Any:
-        """Whether a thread has all columns of an image, so that columns of X outside of it are known."""
-        return (self.tiles_x == 1) & (self.strip == self.columns)
+        """Whether a thread has all columns of an image, so that columns of X outside are known; some are inside."""
+        return (self.shape.count_inside_taps(2) > 0) & (self.tiles_x == 1) & (self.strip == self.columns)
 
     def _count_window(self, axis: int, outputs: Any, taps: Any, is_known: Any) -> Any:
         """Return the extent of the window of X below rows or columns of dY."""
@@ -434,10 +420,8 @@ class WindowWgradConfig(EstimatedTileConfig):
         copies = pixels * (LINE_CYCLES + line_bytes / COPY_BYTES_PER_CYCLE) * np.where(is_slow, UNSWIZZLED_RATIO, 1)
         copies = np.where(self.whole_rows == 1, pixels * line_bytes / ROW_BYTES_PER_CYCLE, copies)
         argument_bytes = sum(map(math.prod, self.w.argument_shapes[:2])) * itemsize
-        memory = argument_bytes / (H200.multiprocessors * MEMORY_BYTES_PER_CYCLE) * np.ones_like(issue)
-        work = np.stack(np.broadcast_arrays(tiles * issue, tiles * shared, tiles * copies, memory))
-        longest = work.max(axis=0)
-        cycles = longest + (1 - OVERLAP) * (work.sum(axis=0) - longest)
+        memory = argument_bytes / (H200.multiprocessors * MEMORY_BYTES_PER_CYCLE)
+        cycles = overlap_cycles(OVERLAP, tiles * issue, tiles * shared, tiles * copies, memory)
         first = copies + issue  # which nothing overlaps
         sums = 3 * self.num_accumulators * warps  # a CTA's own
         parts = np.where(self.num_parts == 1, 0, np.where(self.parts_in_cluster == 1, CLUSTER_CYCLES, REDUCTION_CYCLES))

@@ -239,12 +239,11 @@ class BandKernel:
 
     def multiply(self) -> None:
         """Multiply the rows of X of each row of the filter by its band matrix; a warp computes a channel."""
-        lane, warp, atom = self.position.lane, self.position.warp, MmaSyncAtom(self.config.w.dtype, self.config.w.dtype)
+        lane, warp = self.position.lane, self.position.warp
         places = self.find_places()
         bands = self.locate_bands(places)
         address = self.smem + to_uint32(self.plane_offset(warp) + lane // 16 * 16)
         plane = Register("plane_address", "uint32", address).value
-        zeros = self.smem + to_uint32(self.zeros)
         taps = allocate("band", len(places), "uint32")
         pixels = allocate("rows", self.images * self.mmas_k * 4, "uint32")
         with serial_loop(self.rows.taps, "tap_row") as tap_row:
@@ -252,24 +251,33 @@ class BandKernel:
             for mma_y in range(self.mmas_y):
                 first = mma_y * MMA_M + tap_row + int(self.rows.offset)
                 with if_(logical_and(first + MMA_M > 0, first < self.window)):
-                    row = first + lane % 16
-                    is_inside = logical_and(row >= 0, row < self.window)
-                    for image in range(self.images):
-                        place = self.zero_rows + image * self.image_rows + row
-                        line = plane + to_uint32(place * self.pitch)
-                        if self.config.reads_zero_row:
-                            line = T.Select(is_inside, line, zeros)
-                        line = Register("row_address", "uint32", line).value
-                        for j in range(self.mmas_k):
-                            registers = [pixels[(image * self.mmas_k + j) * 4 + e] for e in range(4)]
-                            ldmatrix_x4(registers, line + to_uint32(j * MMA_K * 2))
-                    for j in range(self.mmas_k):
-                        for image in range(self.images):
-                            registers = [pixels[(image * self.mmas_k + j) * 4 + e] for e in range(4)]
-                            for i in range(self.mmas_x):
-                                if self.has_taps(2 * j - i):
-                                    fragment = [taps[places[2 * j - i + half]] for half in range(2)]
-                                    atom.emit(self.accumulators(image, mma_y, i), registers, fragment)
+                    self.load_rows(pixels, plane, first)
+                    self.multiply_rows(pixels, taps, places, mma_y)
+
+    def load_rows(self, pixels: Buffer, plane: Expr, first: Expr) -> None:
+        """Load the fragments of 16 rows of each image, with zeros in place of rows outside of the window."""
+        row = first + self.position.lane % 16
+        is_inside = logical_and(row >= 0, row < self.window)
+        for image in range(self.images):
+            place = self.zero_rows + image * self.image_rows + row
+            line = plane + to_uint32(place * self.pitch)
+            if self.config.reads_zero_row:
+                line = T.Select(is_inside, line, self.smem + to_uint32(self.zeros))
+            line = Register("row_address", "uint32", line).value
+            for j in range(self.mmas_k):
+                ldmatrix_x4(self.list_fragment(pixels, image, j), line + to_uint32(j * MMA_K * 2))
+
+    def multiply_rows(self, pixels: Buffer, taps: Buffer, places: dict[int, int], mma_y: int) -> None:
+        """Multiply the fragments of 16 rows of each image by the parts of the band matrix that have taps."""
+        atom = MmaSyncAtom(self.config.w.dtype, self.config.w.dtype)
+        for j, image, i in itertools.product(range(self.mmas_k), range(self.images), range(self.mmas_x)):
+            if self.has_taps(2 * j - i):
+                band = [taps[places[2 * j - i + half]] for half in range(2)]
+                atom.emit(self.accumulators(image, mma_y, i), self.list_fragment(pixels, image, j), band)
+
+    def list_fragment(self, pixels: Buffer, image: int, mma_k: int) -> list[Expr]:
+        """Return the registers of a fragment of X."""
+        return [pixels[(image * self.mmas_k + mma_k) * 4 + e] for e in range(4)]
 
     def accumulators(self, image: int, mma_y: int, mma_x: int) -> list[Expr]:
         """Return the accumulators of an instruction."""

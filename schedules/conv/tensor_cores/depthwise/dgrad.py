@@ -13,7 +13,8 @@ from tvmconv.requirements import CHANNELS_LAST_LAYOUT, all_of
 from tvmconv.space import Knobs
 from tvmconv.workloads.conv_gradient import InputGradient
 
-from ....tir_builder import Buffer, build_schedule
+from ....tir_builder import build_schedule
+from ...gradient_operators import assign_roles
 from .band_config import BandConfig, has_bands, has_large_filter
 from .image_bands import emit_bands
 
@@ -32,10 +33,4 @@ from .image_bands import emit_bands
 def depthwise_mma_sync(s: Schedule, w: InputGradient, k: Knobs) -> Schedule:
     """Multiply rows of dY with band matrices of the taps of a filter row, for each channel."""
     config = BandConfig.declare_knobs(w, k)
-    dy, filters = w.OPERANDS
-    roles = {dy: "X", filters: "K", w.RESULT: "Y"}
-
-    def emit(arguments: dict[str, Buffer]) -> None:
-        emit_bands(config, {roles.get(name, name): each for name, each in arguments.items()})
-
-    return build_schedule(w, emit)
+    return build_schedule(w, lambda arguments: emit_bands(config, assign_roles(w, arguments)))

@@ -68,6 +68,7 @@ class DiagonalConfig(PersistentTileConfig):
     """One config, or many configs as columns."""
 
     TILE_KNOBS: ClassVar[tuple[str, ...]] = ("octets", "columns", "mma_columns")
+    SHARED_BYTES: ClassVar[int] = MAX_SHARED_BYTES
 
     w: Conv | TransposedView
     octets: Any  # octets of channels of a CTA
@@ -138,13 +139,6 @@ class DiagonalConfig(PersistentTileConfig):
                 lambda t: (t.stages <= t.tiles_per_cta) | (t.stages == STAGES_CHOICES[0]),
             ),
         ]
-
-    @classmethod
-    @functools.lru_cache(maxsize=64)
-    def list_legal(cls, w: Conv | TransposedView) -> tuple[DiagonalConfig, Any]:
-        """Return all configs, and which of them meet the required rules."""
-        configs = cls.from_options(cls.list_options(w), w=w)
-        return configs, functools.reduce(np.logical_and, [predicate(configs) for _, predicate in cls.list_required(w)])
 
     @property
     def channels(self) -> Any:

@@ -29,6 +29,7 @@ from tvm.script import tirx as T  # noqa: N812  (TVM's own name for it)
 
 from tvmconv import tensor_map as maps
 from tvmconv.target import WARP_SIZE
+from tvmconv.workloads.conv_gradient import InputGradient
 from tvmconv.workloads.conv_operator import ConvOperator
 from tvmconv.workloads.dtypes import ACCUMULATOR
 
@@ -40,7 +41,6 @@ from ....tir_builder import (
     allocate,
     build_schedule,
     declare_tensor_map,
-    emit_call,
     if_,
     is_below,
     items_loop,
@@ -50,12 +50,13 @@ from ....tir_builder import (
     store_shared,
     to_uint32,
 )
-from ...transposed_view import TransposedView
+from ...gradient_operators import assign_roles
 from ..gemm.atoms import MmaSyncAtom, ldmatrix_x2, ldmatrix_x4, named_barrier_sync
-from ..gemm.cta import Cta, allocate_smem, allow_dependent_launch, open_cta
+from ..gemm.cta import Cta, allocate_smem, open_cta
 from ..gemm.epilogue_ops import EpilogueOps, apply_to_vector
-from ..gemm.pipelines import PipelineState, TmaPipeline, fence_barrier_init
-from ..gemm.tma import TmaCopy, prefetch_tensor_maps, tma_store, tma_store_fence, tma_store_wait
+from ..gemm.pipelines import PipelineState, TmaPipeline
+from ..gemm.prologue import emit_prologue
+from ..gemm.tma import TmaCopy, tma_store, tma_store_fence, tma_store_wait
 from .diagonal_config import ELEMENT_BYTES, REGISTERS_PER_MMA, DiagonalConfig
 from .octets import OCTET, STAGE_ALIGNMENT_BYTES, get_swizzle_bytes, locate_octet
 
@@ -92,10 +93,9 @@ class Product:
 
 def build_diagonal_schedule(w: ConvOperator, config: DiagonalConfig) -> Schedule:
     """Return the schedule of a convolution, or of the gradient whose view the config has."""
-    roles = config.w.argument_roles if isinstance(config.w, TransposedView) else {}
 
     def emit(arguments: dict[str, Buffer]) -> None:
-        named = {roles.get(name, name): each for name, each in arguments.items()}
+        named = assign_roles(w, arguments) if isinstance(w, InputGradient) else arguments
         emit_diagonals(config, named, EpilogueOps.from_workload(w))
 
     built = build_schedule(w, emit)
@@ -116,13 +116,7 @@ def emit_diagonals(config: DiagonalConfig, arguments: dict[str, Buffer], ops: Ep
         barriers = smem + to_uint32(int(config.barrier_offset_bytes))
         sizes = int(config.stage_pitch), barriers, stages, int(config.window_bytes)
         pipeline = TmaPipeline(smem, *sizes, num_consumers=int(config.compute_warps))
-        with if_(cta.thread.thread == compute_threads):
-            prefetch_tensor_maps([input_map, output_map])
-        with if_(cta.thread.thread == 0):
-            pipeline.init_barriers()
-            fence_barrier_init()
-        emit_call(T.cuda.cta_sync())
-        allow_dependent_launch()
+        emit_prologue(cta.thread, [pipeline], [input_map, output_map], first_loader=compute_threads)
         results = smem + to_uint32(int(config.result_offset_bytes))
         kernel = DiagonalKernel(config, arguments, ops, cta, pipeline, results)
         with if_(cta.thread.thread < compute_threads):
@@ -218,9 +212,7 @@ class DiagonalKernel:
                 first_item = position.warp // self.octets
                 with items_loop(int(config.items_per_tile), first_item, int(config.warps)) as item:
                     self.multiply(tile, item * int(config.mma_columns), window)
-                emit_call(T.cuda.warp_sync())
-                with if_(position.lane == 0):
-                    self.pipeline.consumer_arrive(self.state.index)
+                self.pipeline.warp_release(self.state.index, position)
                 self.state.advance()
                 tma_store_fence()
                 named_barrier_sync(COMPUTE_BARRIER, compute_threads)

@@ -19,8 +19,8 @@ from __future__ import annotations
 
 import math
 from collections import defaultdict
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
+from contextlib import AbstractContextManager
 
 from tvm.s_tir import Schedule
 from tvm.script import tirx as T  # noqa: N812  (TVM's own name for it)
@@ -40,7 +40,6 @@ from ....tir_builder import (
     allocate,
     block_axes,
     declare_tensor_map,
-    emit_call,
     emit_ptx,
     fill_zeros,
     if_,
@@ -54,11 +53,12 @@ from ....tir_builder import (
     to_uint32,
 )
 from ...gradient_operators import WGRAD
-from ...nhwc_direct.depthwise_sums import build_depthwise_sums
+from ...nhwc_direct.depthwise_sums import build_depthwise_sums, part_tiles
 from ..gemm.atoms import MmaSyncAtom, ThreadPosition, ldmatrix_x4, named_barrier_sync
-from ..gemm.cta import allocate_smem, allow_dependent_launch
-from ..gemm.pipelines import PipelineState, TmaPipeline, fence_barrier_init
-from ..gemm.tma import TmaCopy, prefetch_tensor_maps
+from ..gemm.cta import allocate_smem
+from ..gemm.pipelines import PipelineState, TmaPipeline
+from ..gemm.prologue import emit_prologue
+from ..gemm.tma import TmaCopy
 from .octets import OCTET, STAGE_ALIGNMENT_BYTES, get_swizzle_bytes, locate_octet
 from .wgrad_config import DepthwiseWgradConfig, can_multiply_octets, may_beat_fma_units
 
@@ -106,14 +106,9 @@ def emit_products(config: DepthwiseWgradConfig, arguments: dict[str, Buffer], wo
         barriers = smem + to_uint32(int(config.barrier_offset_bytes))
         sizes_bytes = int(config.stage_pitch), barriers, stages, int(config.stage_bytes)
         pipeline = TmaPipeline(smem, *sizes_bytes, num_consumers=int(config.compute_warps))
-        with if_(thread == compute_threads):
-            prefetch_tensor_maps([gradient_map, input_map])
-        with if_(thread == 0):
-            pipeline.init_barriers()
-            fence_barrier_init()
-        emit_call(T.cuda.cta_sync())
-        allow_dependent_launch()
-        kernel = DepthwiseWgradKernel(config, workspace, pipeline, smem, part, block, thread)
+        position = ThreadPosition(thread)
+        emit_prologue(position, [pipeline], [gradient_map, input_map], first_loader=compute_threads)
+        kernel = DepthwiseWgradKernel(config, workspace, pipeline, smem, part, block, position)
         with if_(thread < compute_threads):
             kernel.compute()
         with kernel.position.elect_in_warp(compute_threads // WARP_SIZE):
@@ -141,29 +136,23 @@ class DepthwiseWgradKernel:
         smem: Expr,
         part: Expr,
         block: Expr,
-        thread: Expr,
+        position: ThreadPosition,
     ) -> None:
         self.config, self.shape, self.workspace = config, config.shape, workspace
         self.pipeline, self.smem, self.part = pipeline, smem, part
         self.atom = MmaSyncAtom(config.w.dtype, config.w.dtype)
         self.pixel_bytes = int(config.pixel_bytes)
         self.state = PipelineState("tile", int(config.stages))
-        self.position = ThreadPosition(thread)
-        warp = self.position.warp
+        self.position, warp = position, position.warp
         self.octet, self.tap_warp = warp % config.octets, warp // config.octets % config.warps_taps
         self.pixel_warp = warp // (config.octets * config.warps_taps)
         filter_block, self.first_octet = block % config.filter_blocks, block // config.filter_blocks * config.octets
         self.filter_plane = filter_block // config.row_blocks
         self.filter_row = filter_block % config.row_blocks * config.filter_rows
 
-    @contextmanager
-    def for_each_tile(self) -> Iterator[Expr]:
+    def open_tiles(self) -> AbstractContextManager[Expr]:
         """Open the loop over the tiles of the CTA."""
-        config = self.config
-        with serial_loop(int(config.iterations), "iteration") as iteration:
-            tile = self.part * config.iterations + iteration
-            with if_(is_below(tile, config.num_tiles, config.iterations)):
-                yield tile
+        return part_tiles(self.part, int(self.config.iterations), int(self.config.num_tiles))
 
     def copy_tiles(self, gradient_map: Expr, input_map: Expr) -> None:
         """Copy the tiles of dY and the windows of X below them, with zeros outside of the images; run by one thread."""
@@ -176,7 +165,7 @@ class DepthwiseWgradKernel:
         window_plane = self.filter_plane * dilation - shape.pad_low[0]
         window_row = self.filter_row * dilation_y - shape.pad_low[1]
         channel = self.first_octet * OCTET
-        with self.for_each_tile() as tile:
+        with self.open_tiles() as tile:
             pipeline.producer_acquire(state.index, state.phase)
             stage, barrier = pipeline.stage_address(state.index), pipeline.full_barrier(state.index)
             column = tile % config.tiles_x * config.pixels_x
@@ -200,12 +189,10 @@ class DepthwiseWgradKernel:
         self.accumulators = allocate("accumulators", int(config.num_accumulators), ACCUMULATOR)
         fill_zeros(self.accumulators, int(config.num_accumulators))
         self.locate_lane()
-        with self.for_each_tile():
+        with self.open_tiles():
             pipeline.consumer_wait(state.index, state.phase)
             self.multiply(pipeline.stage_address(state.index))
-            emit_call(T.cuda.warp_sync())
-            with if_(self.position.lane == 0):
-                pipeline.consumer_arrive(state.index)
+            pipeline.warp_release(state.index, self.position)
             state.advance()
         self.store_sums()
 

@@ -132,6 +132,12 @@ class TmaPipeline:
         """Arrive at the empty barrier of a stage of this CTA; run by one thread."""
         emit_ptx("mbarrier.arrive.shared.b64", self.empty_barrier(index), T.uint32(1))
 
+    def warp_release(self, index: Expr, thread: ThreadPosition) -> None:
+        """Arrive at the empty barrier of a stage of this CTA; run by all threads of a warp, which is one consumer."""
+        emit_call(T.cuda.warp_sync())
+        with if_(thread.lane == 0):
+            self.consumer_arrive(index)
+
     def consumer_release(self, index: Expr, thread: ThreadPosition) -> None:
         """Arrive at the empty barrier of a stage, in all CTAs that copy into it; run by all threads of a warpgroup."""
         if self.cluster.size == 1:
