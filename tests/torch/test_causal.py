@@ -1,3 +1,5 @@
+import copy
+
 import numpy as np
 import pytest
 import torch
@@ -74,3 +76,25 @@ def test_weights_of_inference_mode_are_read_as_they_are_now():
             expected = conv._compute_by_pytorch(video, None, None)
             torch.testing.assert_close(conv(video), expected, atol=1e-5, rtol=1e-5)
             conv.weight.mul_(2)  # which no version counts
+
+
+@torch.no_grad()
+def test_a_new_weight_in_the_memory_of_the_old_one_is_packed():
+    conv = make_module()
+    conv._pack_weight()
+    memory = conv.weight.data
+    conv.weight = torch.nn.Parameter(memory)  # as an allocator may place it
+    torch.from_numpy(memory.numpy()).mul_(2)  # which no version counts
+    torch.testing.assert_close(conv._pack_weight(), conv.weight.permute(0, 2, 3, 4, 1))
+    assert copy.deepcopy(conv)._packed is None
+
+
+def test_biases_and_transforms_have_derivatives(kernels):
+    conv, video = make_module().requires_grad_(False), torch.randn(1, 4, 3, 5, 4)
+    conv.bias.requires_grad_()
+    conv(video).sum().backward()
+    assert conv.bias.grad is not None
+    conv.requires_grad_(False)
+    _, tangent = torch.func.jvp(conv, (video,), (video,))
+    assert tangent.any()
+    assert not kernels

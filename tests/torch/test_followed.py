@@ -4,7 +4,8 @@ import copy
 
 import pytest
 import torch
-from small_models import Model, X, differ, optimized, runs
+from small_models import Model, NormAct, X, differ, optimized, runs
+from torch.autograd import forward_ad
 from torch.nn import Conv2d
 
 
@@ -35,6 +36,34 @@ def test_weights_in_memory_that_others_had_are_seen():
         model.load_state_dict(ours.state_dict())
         assert differ(ours, model, x) < 1e-5
         assert differ(ours.bfloat16().float(), model.bfloat16().float(), x) < 1e-5
+
+
+@torch.no_grad()
+@pytest.mark.parametrize(("norm", "part"), [(torch.nn.BatchNorm2d(4), "1"), (NormAct(4, torch.relu), "")])
+def test_statistics_that_training_mode_updates_are_seen(norm, part):
+    """PyTorch writes to them without a new version."""
+    model = torch.nn.Sequential(Conv2d(4, 4, 3), norm).eval()
+    ours = optimized(model)
+    assert runs(ours) == {"0": True}
+    for each in (ours, model):
+        each.get_submodule(part).train()
+        each(X)
+        each.eval()
+    assert differ(ours, model) < 1e-5
+
+
+def test_transforms_are_those_of_pytorch(faster, block):
+    wanted = torch.func.jvp(block, (X,), (X,))
+    torch.testing.assert_close(torch.func.jvp(faster, (X,), (X,)), wanted, rtol=1e-4, atol=1e-5)
+    with torch.no_grad(), forward_ad.dual_level():
+        y = forward_ad.unpack_dual(faster(forward_ad.make_dual(X, X)))
+    torch.testing.assert_close(tuple(y), wanted, rtol=1e-4, atol=1e-5)
+    parameters = {name: torch.stack([value, 2 * value]) for name, value in block.named_parameters()}
+
+    def run_all(model):
+        return torch.func.vmap(lambda each: torch.func.functional_call(model, each, X))(parameters)
+
+    torch.testing.assert_close(run_all(faster), run_all(block), rtol=1e-4, atol=1e-5)
 
 
 def test_a_copy_has_weights_of_its_own(faster, made, block):

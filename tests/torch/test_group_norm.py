@@ -18,6 +18,7 @@ from tvmconv.torch.group_norm_operator import group_norm_act
 from tvmconv.torch.group_norm_source import ACTIVATION_CODE, make_source
 from tvmconv.torch.layout_plan import LayoutCosts
 from tvmconv.torch.partition import partition_model, record_calls
+from tvmconv.torch.report import PYTORCH_NAME
 from tvmconv.torch.tensor_layout import lay_out
 from tvmconv.workloads import parse
 from tvmconv.workloads.layout import CHANNELS_FIRST, CHANNELS_LAST
@@ -267,3 +268,16 @@ def test_without_time_kernels_are_used_if_they_are_correct():
         fuser.fuse(traced, partitions, (x,))
     assert times == []
     assert [line.implementation for line in fuser.reports] == ["group_norm"]
+
+
+def test_a_view_of_a_normalization_is_pytorchs():
+    """PyTorch's instance normalization is contiguous; a kernel's result would be channels last."""
+    conv, norm = nn.Conv2d(4, 4, 3), nn.InstanceNorm2d(4, affine=True)
+    model = Model(lambda m, x: m.norm(m.conv(x)).view(len(x), -1), conv=conv, norm=norm)
+    model, x = model.to(memory_format=torch.channels_last), draw((2, 4, 9, 11), CHANNELS_LAST)
+    ours = optimized(model, x)
+    assert differ(ours, model, x) < 1e-5
+    conv_line, norm_line = ours.report().lines
+    assert conv_line.implementation != PYTORCH_NAME
+    assert norm_line.implementation == PYTORCH_NAME
+    assert "view" in norm_line.reason

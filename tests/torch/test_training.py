@@ -318,6 +318,17 @@ def test_gradients_of_each_sample_are_those_of_pytorch():
         assert torch.allclose(per_sample(F.conv2d), per_sample(pytorch.conv2d), rtol=1e-4, atol=1e-3)
 
 
+def test_batches_of_gradients_are_those_of_pytorch(counts):
+    tensors, dy = leaves(), torch.randn(5, 2, 6, 7, 8)
+
+    def run(convolve):
+        y = convolve(*tensors, padding=1)
+        batch = torch.autograd.grad(y, tensors, dy, is_grads_batched=True, retain_graph=True)
+        return *batch, torch.func.vmap(lambda one: torch.autograd.grad(y, tensors[0], one, retain_graph=True)[0])(dy)
+
+    assert agree(run(F.conv2d), run(pytorch.conv2d))
+
+
 FALLBACKS = {
     "float64": (torch.randn(2, 4, 7, 8, dtype=torch.double), torch.randn(6, 4, 3, 3, dtype=torch.double)),
     "complex": (torch.randn(2, 4, 7, 8, dtype=torch.cfloat), torch.randn(6, 4, 3, 3, dtype=torch.cfloat)),

@@ -20,6 +20,8 @@ from torch.nn import functional
 
 from tvmconv.baselines.torch_calls import load_activations
 from tvmconv.errors import DeviceError, Error, ModelError
+from tvmconv.torch.layer import TensorStamp, are_current, stamp_tensors
+from tvmconv.torch.operator_library import is_transformed
 from tvmconv.workloads import Conv3d
 from tvmconv.workloads.epilogue import load_ops
 
@@ -98,7 +100,7 @@ class CausalConv3d(torch.nn.Conv3d):
         if activation is not None and (activation not in load_ops() or load_ops()[activation].argument_kind):
             raise ModelError(f"activation={activation!r}: expected an operation without an argument, such as 'silu'")
         self.activation, self.upsample = activation, upsample
-        self._packed: tuple[Any, torch.Tensor] | None = None  # weight, channels last, by its identity and version
+        self._packed: tuple[list[TensorStamp], torch.Tensor] | None = None  # weight, channels last, with its stamp
 
     @property
     def num_cached_frames(self) -> int:
@@ -253,8 +255,10 @@ class CausalConv3d(torch.nn.Conv3d):
     def _find_kernel(self, x: torch.Tensor, cache: torch.Tensor | None, residual: torch.Tensor | None) -> Any:
         """Return the kernel of a call; None if PyTorch computes it."""
         tensors = [tensor for tensor in (x, cache, residual, self.weight) if tensor is not None]
-        needs_gradient = torch.is_grad_enabled() and any(tensor.requires_grad for tensor in tensors)
-        if needs_gradient or torch.compiler.is_compiling() or x.dim() != 5 or not self._has_kernels(x):
+        needs_gradient = any(tensor is not None and tensor.requires_grad for tensor in (*tensors, self.bias))
+        if (needs_gradient and torch.is_grad_enabled()) or torch.compiler.is_compiling() or is_transformed():
+            return None
+        if x.dim() != 5 or not self._has_kernels(x):
             return None
         if any(tensor.dtype != x.dtype or tensor.device != x.device for tensor in tensors):
             return None
@@ -288,10 +292,12 @@ class CausalConv3d(torch.nn.Conv3d):
         """
         if self.weight.is_inference():
             return _move_channels_last(self.weight)
-        key = self.weight.data_ptr(), self.weight._version
-        if self._packed is None or self._packed[0] != key:
-            self._packed = key, _move_channels_last(self.weight.detach())
+        if self._packed is None or not are_current(self._packed[0], [self.weight]):
+            self._packed = stamp_tensors([self.weight]), _move_channels_last(self.weight)
         return self._packed[1]
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**self.__dict__, "_packed": None}  # copies have weights of their own
 
     def _compute_by_pytorch(
         self, x: torch.Tensor, cache: torch.Tensor | None, residual: torch.Tensor | None

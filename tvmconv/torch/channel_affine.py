@@ -123,11 +123,15 @@ def fold_affine(affine: Any) -> Factors:
 
 
 def list_affine_sources(affine: Any) -> list[torch.Tensor]:
-    """Return the tensors that factor and summand of an operation are computed from."""
+    """Return the tensors that factor and summand of an operation are computed from.
+
+    A training step of a normalization writes to its running statistics without a new version. The number of batches is
+    therefore among the tensors, because it gets one.
+    """
     if not isinstance(affine, torch.nn.Module):
         sources: list[torch.Tensor] = affine.list_sources()
         return sources
-    tensors = [*affine._parameters.values(), affine._buffers["running_mean"], affine._buffers["running_var"]]
+    tensors = [*affine._parameters.values(), *affine._buffers.values()]
     return [tensor for tensor in tensors if tensor is not None]
 
 

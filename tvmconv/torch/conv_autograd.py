@@ -6,7 +6,6 @@ fraction of the time of an operator with registered gradients, which matters whe
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -24,9 +23,6 @@ from tvmconv.torch.conv_operators import (
 )
 from tvmconv.torch.kernel_table import TableEntry
 from tvmconv.torch.normalization import attach_stats
-
-# Return whether a transform of `torch.func` is active. PyTorch's own autograd functions ask this, too.
-is_transformed: Callable[[], bool] = getattr(torch._C, "_are_functorch_transforms_active", lambda: False)
 
 
 class ConvFunction(torch.autograd.Function):
@@ -53,7 +49,8 @@ class ConvFunction(torch.autograd.Function):
         needs_x, needs_weight = ctx.needs_input_grad[:2]
         needs_bias = ctx.bias_dtype is not None and ctx.needs_input_grad[2]
         dx = dk = None
-        if torch.is_grad_enabled():  # gradients of the gradients may be needed
+        # Gradients of the gradients may be needed, or a transform such as `vmap` wraps a gradient, which has no memory.
+        if torch.is_grad_enabled() or not torch._C._has_storage(dy):
             options = list_options(call)
             dx = convolution_dgrad(dy, weight, call.x_shape, *options) if needs_x else None
             dk = convolution_wgrad(dy, x, call.weight_shape, *options) if needs_weight else None

@@ -11,20 +11,14 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
-from torch.autograd import forward_ad
 
 from tvmconv.errors import Error
-from tvmconv.torch.conv_autograd import (
-    is_transformed,
-    run_call,
-    run_call_with_stats,
-    run_operator,
-    run_operator_with_stats,
-)
+from tvmconv.torch.conv_autograd import run_call, run_call_with_stats, run_operator, run_operator_with_stats
 from tvmconv.torch.conv_call import FORWARD_STATS, KERNEL_DTYPES, ConvCall
 from tvmconv.torch.conv_operators import make_call
 from tvmconv.torch.kernel_table import RecordedCall, table
 from tvmconv.torch.layer import is_tf32_allowed
+from tvmconv.torch.operator_library import is_transformed
 
 PLAIN_TENSORS = (torch.Tensor, torch.nn.Parameter)
 SPATIAL_NDIMS = (1, 2, 3)
@@ -65,7 +59,7 @@ def convolve(
                 return run_operator(x, weight, bias, call)
     elif table.recorded is not None or (table.calls and uses_operator is not False):
         call = _find_call(x, weight, bias, stride, padding, dilation, groups, output_padding)
-        if call is not None and not any(_has_tangent(tensor) for tensor in (x, weight, bias)):
+        if call is not None:
             if table.recorded is not None:
                 table.recorded.append(_record(path, x, weight, bias, call))
             if call in table.calls and uses_operator is not False and not is_transformed():
@@ -187,10 +181,6 @@ def _find_dtype(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None
         dtype = torch.get_autocast_dtype(x.device.type)
         return dtype if dtype in KERNEL_DTYPES else None
     return x.dtype if all(tensor.dtype is x.dtype for tensor in tensors) else None
-
-
-def _has_tangent(tensor: torch.Tensor | None) -> bool:
-    return tensor is not None and forward_ad.unpack_dual(tensor).tangent is not None
 
 
 def _expand(value: Any, ndim: int) -> tuple[int, ...] | None:

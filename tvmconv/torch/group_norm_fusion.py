@@ -6,11 +6,12 @@ a contiguous tensor, so that a chain of convolutions that are channels last is i
 
 from __future__ import annotations
 
+import copy
 import functools
 import itertools
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -194,12 +195,27 @@ class NormFuser:
         for site in sorted(itertools.chain(*sites), key=lambda site: -math.prod(site.metadata.shape)):
             if site.key not in self._timings:
                 self._timings[site.key] = self._measure(site, self._time_call if self._has_time() else None)
+        former_graphs = [copy.deepcopy(partition.module.graph.graph) for partition in partitions]
         for partition, recorder, own_sites in zip(partitions, recorders, sites, strict=True):
             graph = partition.module.graph
             for site in own_sites:
                 self._fuse_site(site, graph, recorder.metadata)
             self.num_concatenations += self._concatenations.replace(graph, recorder.metadata)
             graph.recompile()
+        try:
+            model(*clone_tensors(arguments))
+        except RuntimeError as failure:  # a `view`, for example, needs the contiguous results of PyTorch
+            for partition, former_graph in zip(partitions, former_graphs, strict=True):
+                partition.module.graph.graph = former_graph
+            self._drop(get_first_line(failure))
+
+    def _drop(self, reason: str) -> None:
+        """Report that PyTorch computes everything for a reason."""
+        self.layers.clear()
+        self.num_concatenations = 0
+        self.reports = [
+            replace(line, implementation=PYTORCH_NAME, reason=line.reason or reason) for line in self.reports
+        ]
 
     def describe(self) -> list[str]:
         """Return a sentence about the concatenations that a kernel computes, if there are any."""

@@ -19,6 +19,7 @@ from torch.utils._pytree import tree_leaves, tree_map_only
 from tvmconv.torch.archive import save
 from tvmconv.torch.example_tracer import is_example_call
 from tvmconv.torch.layer import TunedConv, is_tf32_allowed
+from tvmconv.torch.operator_library import is_transformed
 from tvmconv.torch.quantized_layer import QuantizedConv
 from tvmconv.torch.report import Report
 
@@ -28,7 +29,7 @@ MEMORY_FORMAT_BY_NAME = {"channels last": torch.channels_last, "channels first":
 class Optimized(torch.nn.Module):
     """A copy of a model for inference; its parameters, buffers and `state_dict` are those of the model.
 
-    In training mode, and where a gradient is needed, PyTorch computes everything.
+    In training mode, where a gradient is needed, and in transforms of `torch.func`, PyTorch computes everything.
 
     Args:
         model: The model, which becomes part of this module.
@@ -116,7 +117,10 @@ class Optimized(torch.nn.Module):
             What the model returns.
         """
         if self.interpreter is None and (
-            self.training or self.uses_eager or any(module.training for module in self._mode_dependent_modules)
+            self.training
+            or self.uses_eager
+            or is_transformed()
+            or any(module.training for module in self._mode_dependent_modules)
         ):
             return self._plain[0](*args, **kwargs)
         if (
@@ -229,13 +233,18 @@ class Optimized(torch.nn.Module):
         """
         super().train(mode)
         self._plain[0].train(mode)
+        if mode:  # normalizations will write to their statistics, which PyTorch does not report
+            self._invalidate_packed_weights()
         return self
 
     def _apply(self, fn: Callable[..., Any], recurse: bool = True) -> Optimized:
         self._plain[0]._apply(fn, recurse)  # the model owns the same tensors
+        self._invalidate_packed_weights()
+        return self
+
+    def _invalidate_packed_weights(self) -> None:
         for convolution in self.list_tuned_convs():
             convolution.invalidate_packed_weights()
-        return self
 
     def __getattr__(self, name: str) -> Any:
         """Return an attribute of the model that this module lacks."""

@@ -10,10 +10,19 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
+from torch.autograd import forward_ad
 
 NAMESPACE = "tvmconv"
 
 _library = torch.library.Library(NAMESPACE, "FRAGMENT")
+
+
+def is_transformed() -> bool:
+    """Return whether a transform of `torch.func` or a level of forward-mode derivatives is active.
+
+    Operators without gradients would return results without derivatives there.
+    """
+    return forward_ad._current_level >= 0 or torch._C._are_functorch_transforms_active()
 
 
 def define_operator(
