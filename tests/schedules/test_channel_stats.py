@@ -3,6 +3,7 @@
 import emulate
 import numpy as np
 import pytest
+from cubins import space_of
 from small_tiles import SMALL, few_multiprocessors
 from tvmconv.builtin.conv.tensor_cores.hopper import knobs
 
@@ -115,3 +116,9 @@ def test_only_schedules_that_return_statistics_are_listed():
 def test_workloads_without_such_statistics_are_refused(text, message):
     with pytest.raises(WorkloadError, match=message):
         tc.parse(text)
+
+
+def test_long_reductions_with_whole_sums_are_searched():
+    """The best estimate of all configs is that of a split reduction, many times less than those of whole sums."""
+    w = tc.parse("conv3d:1x2048x1x1x1,2x2048x3x1x3,s1,p1x0x1,f16,nhwc,stats")
+    assert len(space_of(w, "mma_sync").sample_legal(1, np.random.default_rng(0)))

@@ -254,6 +254,12 @@ def test_sums_that_are_short_enough_are_not_promoted(text, schedule, is_promoted
     assert np.linalg.norm(found - expected) <= MAX_ACCUMULATION_ERROR * np.linalg.norm(expected)
 
 
+@pytest.mark.parametrize("dtype", ["i8", "e4m3"])
+def test_hopper_is_searched_for_rows_of_one_vector(dtype):
+    space = space_of(tc.parse(f"conv2d:2x16x9x9,32x16x3x3,s1,p1,{dtype},nhwc"), "hopper")
+    assert len(space.sample_legal(1, np.random.default_rng(0)))
+
+
 def test_searches_of_small_layers_start_with_several_estimates():
     """The cost model knows no operands of 8 bits."""
     for options in ("e4m3", "i8"):

@@ -63,6 +63,8 @@ def test_random_workloads_on_opencl(seed, opencl):
         ("grouped_nhwc", "conv2d:2x16x9x7,32x4x3x3,s1,p1,g4,f16"),
         ("winograd_hopper", "conv2d:1x32x9x8,40x32x3x3,s1,p1,f16"),
         ("hopper", "conv2d:2x64x8x8,72x64x1x1,s1,p0,f16"),  # pixels are an MN-major operand
+        ("hopper", "conv2d:2x32x13x8,16x32x1x3,s3x2,p0x1,f16"),  # a stride along an axis of one tap
+        ("mma_sync", "conv2d:2x32x13x8,16x32x1x3,s3x2,p0x1,f16"),
     ],
 )
 def test_schedules_with_layouts_of_their_own(schedule, sizes, layout):

@@ -33,6 +33,14 @@ def test_blocks_compute_several_tiles_in_turn(choices, turns, stages):
     emulate.build_checked(f"conv2d:1x20x9x11,40x20x3x3,s1,p1,{choices}", "mma_sync", config)
 
 
+@pytest.mark.parametrize("pixels", [3, 40])  # two tiles for one block; six for two
+def test_all_blocks_may_have_fewer_tiles_than_turns(pixels):
+    tile = {"block_m": 16, "block_n": 16, "block_k": 32, "warps_m": 1, "warps_n": 1, "warps_k": 1, "split_k": 1}
+    config = {**tile, "split_k_reduction": "workspace", "tiles_per_block": 4, "stages": 2}
+    kernel = emulate.build_checked(f"conv1d:1x32x{pixels},32x32x1,f16,nhwc,bias", "mma_sync", config)
+    assert kernel.launch.grid[0] == (1 if pixels == 3 else 2)
+
+
 @pytest.mark.sample(3)
 @pytest.mark.parametrize("meet", ["workspace", "cluster"])
 @pytest.mark.parametrize("epilogue", ["", ",bias,add,relu", ",relu,add"])

@@ -2,6 +2,7 @@
 
 import re
 
+import numpy as np
 import pytest
 from cubins import space_of
 
@@ -76,3 +77,9 @@ def test_the_defaults_follow_the_shape(text, tile):
     """Large tiles where they make enough blocks, then smaller ones, then a split reduction; no more than there is."""
     config = space_of(tc.parse(f"{text},f16,nhwc"), "tensor_core", "sm_80").default
     assert tuple(config[knob] for knob in ("block_m", "block_n", "split_k")) == tile
+
+
+@pytest.mark.parametrize("channels", [3, 8])
+def test_reductions_shorter_than_a_k_tile_are_searched(channels):
+    space = space_of(tc.parse(f"conv1d:2x{channels}x16,40x{channels}x1,s3,p0,bf16,nhwc"), "tensor_core", "sm_80")
+    assert len(space.sample_legal(1, np.random.default_rng(0)))

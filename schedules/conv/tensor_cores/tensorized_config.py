@@ -120,6 +120,7 @@ def declare_knobs(k: Knobs, w: Conv) -> TensorizedTileConfig:
     }
     config = TensorizedTileConfig(**declare_choices(k, options, select_default_config(w)))
     _, extent = get_reduction_extents(w)
+    max_extent = max(2 * extent - 1, options["block_k"][0])  # one k-tile covers a short reduction
     required: list[Rule] = [
         (
             "warps have whole tiles of 16 pixels and 16 channels",
@@ -131,7 +132,7 @@ def declare_knobs(k: Knobs, w: Conv) -> TensorizedTileConfig:
         ),
     ]
     pruned: list[Rule] = [
-        ("a k-tile is not mostly padding", lambda t: t.block_k * t.split_k < 2 * extent),
+        ("a k-tile is not mostly padding", lambda t: t.block_k * t.split_k <= max_extent),
         (
             "a reduction is split only if blocks are few",
             lambda t: (t.split_k == 1) | (count_tiles(w, t) <= MAX_SPLIT_K_BLOCKS),

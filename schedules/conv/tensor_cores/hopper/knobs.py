@@ -40,6 +40,7 @@ from .latency import (
     select_kernel_schedule,
 )
 from .tile_config import (
+    BLOCK_K_BYTES_CHOICES,
     COOPERATIVE,
     COOPERATIVE_SETMAXNREG,
     DECOMPOSITIONS,
@@ -229,6 +230,7 @@ def pruning_constraints(w: Conv, estimate: Estimate = estimate_latency_us, best_
     """Return the conditions under which a config is worth searching, from estimates and the best of them."""
     gemm = ImplicitGemmShape.from_workload(w)
     best_latency_us = min_latency_us(w) if best_us is None else best_us
+    min_row = max(16, BLOCK_K_BYTES_CHOICES[0] // gemm.itemsize)  # shorter rows of channels are padded
     return [
         *limit_accumulation_error(w, lambda t: t.promoted_products(1)),
         *([prune_short_alternation(lambda t: gemm.k)] if has_float8_sums(w) else []),
@@ -238,7 +240,7 @@ def pruning_constraints(w: Conv, estimate: Estimate = estimate_latency_us, best_
         ),
         (
             "rows are less than twice as long as the channels",
-            lambda t: t.block_k(gemm.itemsize) < 2 * max(gemm.channels_per_group, 16),
+            lambda t: t.block_k(gemm.itemsize) < 2 * max(gemm.channels_per_group, min_row),
         ),
         (
             "there are at most as many stages as k-tiles, or those of some tiles if CTAs compute several",

@@ -171,7 +171,8 @@ def hopper(s: Schedule, w: Conv, k: Knobs) -> Schedule:
         )
     access = _choose_access(w, viewed_workload, config)
     converts_input, product = not access.input_box_pixels, viewed_workload
-    skips_unread_pixels = converts_input and viewed_workload == w.to_channels_last() != w
+    has_same_axes = viewed_workload == w.to_channels_last()
+    skips_unread_pixels = converts_input and w.input_layout == CHANNELS_FIRST and has_same_axes
     if skips_unread_pixels:
         product = skip_unread_pixels(viewed_workload)
     elif access.input_pixels:

@@ -98,6 +98,7 @@ def emit_kernel(
     shape, tiles_per_cta = config.get_shape(w), int(config.tiles_per_block)
     num_ctas = int(config.num_blocks(shape)) // int(config.split_k)
     tiles = TileScheduler.of_product((shape.m, shape.n), (config.block_m, config.block_n), shape.groups, num_ctas)
+    tiles = replace(tiles, tiles_per_cta=tiles_per_cta)  # all CTAs may have no tile in the last rounds
     splits_in_cluster = bool(config.uses_cluster_reduction)
     with open_cta(num_ctas, int(config.num_threads), config.split_k, splits_in_cluster=splits_in_cluster) as position:
         allow_dependent_launch()

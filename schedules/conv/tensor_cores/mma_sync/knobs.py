@@ -119,7 +119,10 @@ def declare_knobs(
     if has_integer_output(w):
         rule = "integers are stored by blocks and warps with whole sums"
         required.append((rule, lambda t: (t.split_k == 1) & (t.warps_k == 1)))
-    prunings = list_prunings(gemm)
+    # The best estimate of all configs may be that of a split reduction, which has no whole sums.
+    prunings = list_prunings(
+        gemm, best_latency_us=float(estimate_latency_us(default, gemm)) if has_whole_sums else None
+    )
     if has_float8_sums(w):
         intervals = list_intervals(w)
         values[KNOB] = k.choice(KNOB, intervals, intervals[0])
