@@ -161,6 +161,15 @@ def test_a_condition_on_memory_is_refused():
         counts(kernel)
 
 
+@pytest.mark.parametrize(
+    ("text", "num_loads"),
+    [("conv2d:1x8x4x4,8x8x1x1,drelu", 17), ("conv2d:1x8x4x4,8x8x1x1,e4m3", 16), ("conv2d:1x8x4x4,8x8x1x1,e5m2", 16)],
+)
+def test_both_values_of_a_selection_by_data_are_counted(text, num_loads):
+    traffic = count_traffic(build(text, "default"))
+    assert traffic.counts[GLOBAL_LOADS].num_elements == num_loads * traffic.counts[GLOBAL_STORES].num_elements
+
+
 def test_a_condition_on_too_many_iterations_is_looked_at_in_some():
     @tvm_script.prim_func(s_tir=True)
     def kernel(Y_ptr: T.handle("float32", "global")):

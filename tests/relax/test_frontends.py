@@ -55,6 +55,16 @@ def test_activations_in_float32_between_casts_are_fused(activation, name):
     assert optimized.report.lines[0].workload == f"conv2d:1x3x4x4,4x3x1x1,s1,p0,f16,bias,{name}"
 
 
+@pytest.mark.parametrize(
+    "layer",
+    [nn.SELU(), nn.ELU(0.5), nn.Upsample(size=(13, 5)), nn.Upsample(scale_factor=1.5), nn.Upsample(scale_factor=2)],
+)
+def test_scaled_activations_and_nearest_pixels_equal_pytorch(layer):
+    model, x = nn.Sequential(nn.Conv2d(3, 4, 1), layer).eval(), torch.randn(1, 3, 8, 6)
+    mod = tvmconv.relax.from_exported_program(torch.export.export(model, (x,)))
+    assert differ(tvmconv.relax.optimize_with_report(mod, CPU).compile(), model, x) < 1e-5
+
+
 def make_padded_model():
     """A padding from a shape and constants, around a convolution whose weight is the product of constants."""
     x, y = (helper.make_tensor_value_info(n, TensorProto.FLOAT, s) for n, s in (("x", [1, 2, 5, 6]), ("y", None)))

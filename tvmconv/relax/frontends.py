@@ -22,8 +22,9 @@ def from_exported_program(program: torch.export.ExportedProgram, **options: Any)
     """Import a model of `torch.export` into Relax.
 
     TVM's importer computes convolutions and matrix products in float32, and fails where a sum with a bias in float16 or
-    bfloat16 follows, or at a transposed convolution in three dimensions. Instance normalizations have its own epsilon.
-    Here results have the dtype of the operands, and epsilons are those of the model; the importer does everything else.
+    bfloat16 follows, or at a transposed convolution in three dimensions. Instance normalizations have its own epsilon,
+    a SELU lacks its scale, and a resizing to the nearest pixel by no integer takes other pixels than PyTorch. Here
+    results have the dtype of the operands, and numbers are those of the model; the importer does everything else.
 
     Args:
         program: Exported model.
@@ -141,9 +142,40 @@ def _fill_channels(x: Any, parameter: Any, number: int) -> Any:
     return relax.const(np.full(int(x.ty.shape[1]), number), str(x.ty.dtype))
 
 
+def _convert_elu(node: Any, importer: Any) -> relax.Var:
+    """Convert `aten.elu`, whose scales TVM's importer ignores. `torch.export` writes a SELU as an ELU with a scale."""
+    names = "alpha", "scale", "input_scale"
+    numbers = {**dict(zip(names, node.args[1:], strict=False)), **node.kwargs}
+    alpha, scale, input_scale = (numbers.get(name, 1.0) for name in names)
+    x, emit = importer.retrieve_args(node)[0], importer.block_builder.emit
+    dtype = str(x.ty.dtype)
+    zero, one = relax.const(0.0, dtype), relax.const(1.0, dtype)
+    negative = emit(relax.op.minimum(x, zero))
+    if input_scale != 1:
+        negative = emit(relax.op.multiply(negative, relax.const(input_scale, dtype)))
+    negative = emit(relax.op.subtract(emit(relax.op.exp(negative)), one))
+    negative = emit(relax.op.multiply(negative, relax.const(scale * alpha, dtype)))
+    positive = emit(relax.op.nn.relu(x))
+    if scale != 1:
+        positive = emit(relax.op.multiply(positive, relax.const(scale, dtype)))
+    return emit(relax.op.add(positive, negative))
+
+
+def _convert_nearest(node: Any, importer: Any) -> relax.Var:
+    """Convert `aten.upsample_nearest2d`, which rounds coordinates down; TVM's importer takes the centers of pixels."""
+    x, sizes, factors = (*importer.retrieve_args(node), None)[:3]
+    if sizes is None:
+        sizes = [int(int(size) * factor) for size, factor in zip([*x.ty.shape][2:], factors, strict=True)]
+    options = {"coordinate_transformation_mode": "asymmetric", "rounding_method": "floor"}
+    resized = relax.op.image.resize2d(x, tuple(sizes), layout="NCHW", method="nearest_neighbor", **options)
+    return importer.block_builder.emit(resized)
+
+
 CONVERTERS: dict[str, Callable[[Any, Any], relax.Var]] = {
     "convolution.default": _convert_convolution,
     "addmm.default": _convert_addmm,
+    "elu.default": _convert_elu,
+    "upsample_nearest2d.vec": _convert_nearest,
     "instance_norm.default": _convert_instance_norm,
     "group_norm.default": _convert_group_norm,
     "native_group_norm.default": _convert_native_group_norm,

@@ -112,6 +112,14 @@ class Scope:
                 variables += collect_nodes(self.bindings[variable], tirx.Var)
         return set(variables)
 
+    def reads_data(self, expression: Any) -> bool:
+        """Return whether the value of an expression depends on elements of tensors or on floating-point numbers."""
+        from tvm import tirx
+        from tvm.ir import TensorLoad
+
+        bound_values = [self.bindings[v] for v in self.find_variables([expression]) if v in self.bindings]
+        return any(collect_nodes(value, TensorLoad, tirx.FloatImm) for value in (expression, *bound_values))
+
 
 def iterate_statements(function: PrimFunc) -> Iterator[tuple[Any, Scope]]:
     """Yield every `BufferStore`, `Evaluate` and `Bind` of a lowered device function, in the order of the TIR."""
@@ -147,7 +155,10 @@ def iterate_statements(function: PrimFunc) -> Iterator[tuple[Any, Scope]]:
 def iterate_parts(
     expression: Any, scope: Scope, is_opaque: Callable[[Any], bool] = lambda node: False
 ) -> Iterator[tuple[Any, Scope]]:
-    """Yield an expression and every executed part of it with its scope; a branch has its condition in its scope."""
+    """Yield an expression and every executed part of it with its scope; a branch has its condition in its scope.
+
+    Both branches count as executed if the condition depends on data.
+    """
     kind = type(expression).__name__
     op_name = str(expression.op.name) if kind == "Call" else None
     if op_name == _ADDRESS_OF:  # the address of a memory location, which is not read
@@ -155,8 +166,15 @@ def iterate_parts(
     if kind == "Select" or op_name == IF_THEN_ELSE:
         condition, *branches = list_children(expression)
         yield from iterate_parts(condition, scope, is_opaque)
+        reads_data = scope.reads_data(condition)
         for branch, outcome in zip(branches, (True, False), strict=True):
-            yield from iterate_parts(branch, scope.add_condition(condition, outcome), is_opaque)
+            branch_scope = scope if reads_data else scope.add_condition(condition, outcome)
+            yield from iterate_parts(branch, branch_scope, is_opaque)
+        return
+    if kind == "Let":
+        yield from iterate_parts(expression.value, scope, is_opaque)
+        inner_scope = replace(scope, bindings={**scope.bindings, expression.var: expression.value})
+        yield from iterate_parts(expression.body, inner_scope, is_opaque)
         return
     yield expression, scope
     if not is_opaque(expression):
